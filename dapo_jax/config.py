@@ -1,0 +1,218 @@
+"""Checks of a config before anything is built, and its arithmetic in words."""
+
+import json
+from pathlib import Path
+
+from dapo_jax import rewards
+from dapo_jax.advantages import ESTIMATORS
+from dapo_jax.data.prompts import DATASETS
+from dapo_jax.losses import AGGREGATIONS
+from dapo_jax.metrics import write_json
+from dapo_jax.models.variants import MODELS
+
+# May change between a run and its continuation; all else is the run.
+CHANGEABLE = (
+  "iters",
+  "eval_every_iters",
+  "checkpoint_every_iters",
+  "keep_checkpoints",
+  "num_logged_samples",
+  "wandb",
+  "data_dir",
+)
+
+
+class UserError(ValueError):
+  """A user's mistake: its text is one line, what is wrong and what to do."""
+
+
+def check(c, batch_shards: int = 1) -> None:
+  """Cross-field rules.
+
+  Args:
+    c: the config.
+    batch_shards: parts that the mesh splits the rows of a batch into.
+
+  Raises:
+    UserError: with the numbers and the remedy.
+  """
+  choices = {
+    "model": MODELS,
+    "dataset": DATASETS,
+    "advantage": ESTIMATORS,
+    "loss_agg": AGGREGATIONS,
+    "reward_rule": rewards.RULES,
+    "surplus": ("drop", "carry"),
+    "dtype": ("auto", "float32", "bfloat16"),
+    "std_ddof": (0, 1),
+  }
+  for field, known in choices.items():
+    if c[field] not in known:
+      names = ", ".join(str(k) for k in known)
+      raise UserError(f"{field}={c[field]!r} is unknown; choose from {names}")
+  if c.eval_dataset and c.eval_dataset not in DATASETS:
+    raise UserError(
+      f"eval_dataset={c.eval_dataset!r} is unknown; choose from "
+      f"{', '.join(DATASETS)}"
+    )
+  _check_ranges(c)
+  _check_sizes(c, batch_shards)
+
+
+def _check_ranges(c) -> None:
+  at_least_one = (
+    "iters", "prompts_per_batch", "prompts_per_round", "group_size",
+    "minibatch_size", "microbatch_size", "max_rounds", "max_empty_iters",
+    "max_prompt_len", "max_response_len", "logits_chunk_len",
+    "checkpoint_every_iters", "keep_checkpoints", "eval_samples",
+    "max_skipped_steps",
+  )  # fmt: skip
+  for field in at_least_one:
+    if c[field] < 1:
+      raise UserError(f"{field}={c[field]} must be at least 1")
+  not_negative = (
+    "eval_every_iters", "num_logged_samples", "warm_steps", "warm_lr",
+    "overlong_cache_len", "clip_low", "clip_high", "row_len", "lr",
+    "warmup_iters", "weight_decay", "max_grad_norm", "eval_problems",
+    "eval_temperature",
+  )  # fmt: skip
+  for field in not_negative:
+    if not c[field] >= 0:
+      raise UserError(f"{field}={c[field]} must not be negative")
+  if c.temperature <= 0:
+    raise UserError(
+      f"temperature={c.temperature}: training samples a policy, so it must be "
+      "more than 0 (evaluation may be greedy: eval_temperature=0)"
+    )
+  if c.top_p != 1:
+    raise UserError(
+      f"top_p={c.top_p}: the ratio of new to old policy needs the full "
+      "support, so training samples need top_p=1 (eval_top_p is free)"
+    )
+  if not 0 < c.eval_top_p <= 1:
+    raise UserError(f"eval_top_p={c.eval_top_p} must be in (0, 1]")
+  if c.clip_low >= 1:
+    raise UserError(f"clip_low={c.clip_low} must be less than 1")
+  if c.dual_clip and c.dual_clip <= 1:
+    raise UserError(f"dual_clip={c.dual_clip} must be more than 1, or 0 = off")
+  if c.overlong_punish and c.overlong_cache_len > c.max_response_len:
+    raise UserError(
+      f"overlong_cache_len={c.overlong_cache_len} is more than "
+      f"max_response_len={c.max_response_len}: every response would be "
+      "punished; make it smaller, or overlong_punish=False"
+    )
+
+
+def _check_sizes(c, shards: int) -> None:
+  if c.group_size == 1 and (c.filter_groups or c.advantage in ESTIMATORS):
+    raise UserError(
+      "group_size=1: a group of one has advantage 0 and is never mixed, so "
+      "nothing would be learned; take at least 2 (the paper: 16)"
+    )
+  if c.minibatch_size % c.group_size:
+    raise UserError(
+      f"minibatch_size={c.minibatch_size} responses do not hold whole groups "
+      f"of group_size={c.group_size}; try "
+      f"{_near(c.minibatch_size, c.group_size)}"
+    )
+  batch = c.prompts_per_batch * c.group_size
+  if batch % c.minibatch_size:
+    fits = [
+      n for n in range(c.group_size, batch + 1, c.group_size) if batch % n == 0
+    ]
+    raise UserError(
+      f"prompts_per_batch={c.prompts_per_batch} x group_size={c.group_size} = "
+      f"{batch} responses are not a multiple of minibatch_size="
+      f"{c.minibatch_size}; these fit: {', '.join(map(str, fits))}"
+    )
+  longest = c.max_prompt_len + c.max_response_len
+  if c.row_len and c.row_len < longest:
+    raise UserError(
+      f"row_len={c.row_len} is less than max_prompt_len={c.max_prompt_len} + "
+      f"max_response_len={c.max_response_len}; make it at least {longest}, or 0"
+    )
+  positions = MODELS[c.model].max_positions
+  if c.weights != "random" and longest > positions:
+    raise UserError(
+      f"max_prompt_len + max_response_len = {longest} is more than the "
+      f"{positions} positions of {c.model}"
+    )
+  for field in ("microbatch_size", "prompts_per_round"):
+    if c[field] % shards:
+      raise UserError(
+        f"{field}={c[field]} does not split over mesh_data x mesh_fsdp = "
+        f"{shards}; try {_near(c[field], shards)}"
+      )
+  if not c.filter_groups and c.prompts_per_round != c.prompts_per_batch:
+    raise UserError(
+      f"without filter_groups a round is the batch: prompts_per_round="
+      f"{c.prompts_per_round} must equal prompts_per_batch="
+      f"{c.prompts_per_batch}"
+    )
+
+
+def _near(n: int, unit: int) -> str:
+  low = n // unit * unit
+  return f"{low} or {low + unit}" if low else f"{unit}"
+
+
+def describe(c) -> str:
+  """The arithmetic of a batch, for the start of a run."""
+  batch = c.prompts_per_batch * c.group_size
+  updates = batch // c.minibatch_size
+  lines = [
+    f"batch      {c.prompts_per_batch} prompts x {c.group_size} responses = "
+    f"{batch} responses an iteration",
+    f"update     {updates} optimizer step{'s' * (updates > 1)} an iteration, "
+    f"{c.minibatch_size} responses each, in microbatches of "
+    f"{c.microbatch_size} packed row{'s' * (c.microbatch_size > 1)}",
+    f"lengths    prompt <= {c.max_prompt_len}, response <= "
+    f"{c.max_response_len} tokens"
+    + (
+      f"; punished from {c.max_response_len - c.overlong_cache_len}"
+      if c.overlong_punish
+      else ""
+    ),
+  ]
+  if c.filter_groups:
+    lines.append(
+      f"sampling   rounds of {c.prompts_per_round} prompts until "
+      f"{c.prompts_per_batch} mixed groups are there, at most {c.max_rounds}; "
+      f"surplus: {c.surplus}"
+    )
+  if updates == 1:
+    lines.append(
+      "note       one step an iteration: the ratio is 1, nothing is clipped"
+    )
+  return "\n".join(lines)
+
+
+def claim(workdir: Path, c) -> None:
+  """Makes the workdir this run's own: writes config.json, or compares it.
+
+  Raises:
+    UserError: it cannot be written, or it belongs to another config.
+  """
+  path = workdir / "config.json"
+  ours = json.loads(c.to_json())
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+      write_json(path, ours)
+      return
+    theirs = json.loads(path.read_text())
+  except json.JSONDecodeError as error:
+    raise UserError(f"{path} is damaged ({error}); restore it") from error
+  except OSError as error:
+    raise UserError(f"workdir {workdir}: {error.strerror}") from error
+  differ = [
+    f"{k}: {theirs.get(k, '(absent)')!r} there, {ours.get(k, '(absent)')!r} now"
+    for k in sorted(theirs.keys() | ours.keys())
+    if k not in CHANGEABLE and theirs.get(k) != ours.get(k)
+  ]
+  if differ:
+    raise UserError(
+      f"workdir {workdir} belongs to another config ({'; '.join(differ)}); "
+      "give another --workdir, or the same config"
+    )
+  write_json(path, ours)

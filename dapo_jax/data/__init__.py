@@ -1,0 +1,1 @@
+"""Prompts: data sets, the tokenizer and the resumable stream."""

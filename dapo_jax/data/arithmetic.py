@@ -1,0 +1,94 @@
+"""Running sums with a chain of thought: the task of the `tiny` variant.
+
+A problem chains additions and subtractions of one-digit numbers, kept within
+0..19; a solution writes one step a line and ends with an answer line. Lengths
+vary with the number of terms. Demonstrations for the warm start are sloppy on
+purpose: some steps are miscounted, some are said twice. A model trained on
+them knows the method and half follows it; removing the noise is what
+reinforcement learning is for.
+"""
+
+import random
+import zlib
+
+import tensorflow_datasets as tfds
+
+# Everything that a prompt or a solution is written with.
+ALPHABET = "0123456789+-=;?\nAnswer: "
+PROMPT = (("user", "{problem}=?\n"),)
+
+_LIMIT = 19
+_TERMS = (2, 5)  # numbers in a problem, least and most
+_MISCOUNTED, _REPEATED = 0.12, 0.10  # share of the steps
+
+
+def problem(rng: random.Random) -> list[int]:
+  """Signed terms whose running sums stay within 0.._LIMIT."""
+  terms = [rng.randint(1, 9)]
+  for _ in range(rng.randint(*_TERMS) - 1):
+    total = sum(terms)
+    terms.append(
+      rng.choice([n for n in range(-9, 10) if n and 0 <= total + n <= _LIMIT])
+    )
+  return terms
+
+
+def text(terms: list[int]) -> str:
+  """The problem as it stands in a prompt: 3+8-5."""
+  return f"{terms[0]}" + "".join(f"{n:+d}" for n in terms[1:])
+
+
+def solution(terms: list[int], rng: random.Random | None = None) -> str:
+  """Steps and the answer line; slips and repetitions are drawn from rng."""
+  total, steps = terms[0], []
+  for n in terms[1:]:
+    result = total + n
+    if rng and rng.random() < _MISCOUNTED:
+      result = max(0, result + rng.choice((-2, -1, 1, 2)))
+    step = f"{total}{n:+d}={result}"
+    steps.append(step)
+    while rng and rng.random() < _REPEATED:
+      steps.append(step)
+    total = result
+  return "\n".join(steps) + f"\nAnswer: {total}"
+
+
+def split_of(problem_text: str) -> str:
+  """'test' for one problem in eight, by its text: no overlap is possible."""
+  return "train" if zlib.crc32(problem_text.encode()) % 8 else "test"
+
+
+class Arithmetic(tfds.core.GeneratorBasedBuilder):
+  """Splits: `warm` (sloppy demonstrations), `train`, `test`."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  SIZES = {"warm": 4096, "train": 4096, "test": 256}
+
+  def _info(self):
+    fields = ("problem", "answer", "kind", "solution")
+    return tfds.core.DatasetInfo(
+      builder=self,
+      description=__doc__,
+      features=tfds.features.FeaturesDict(
+        {field: tfds.features.Text() for field in fields}
+      ),
+    )
+
+  def _split_generators(self, dl_manager):
+    del dl_manager
+    return {split: self._generate_examples(split) for split in self.SIZES}
+
+  def _generate_examples(self, split):
+    rng = random.Random(split)
+    number = 0
+    while number < self.SIZES[split]:
+      terms = problem(rng)
+      if (split_of(text(terms)) == "test") != (split == "test"):
+        continue
+      yield number, {
+        "problem": text(terms),
+        "answer": str(sum(terms)),
+        "kind": f"{len(terms)} terms",
+        "solution": solution(terms, rng if split == "warm" else None),
+      }
+      number += 1

@@ -1,0 +1,1 @@
+"""The decoder, its sizes, and the readers and writers of its weights."""

@@ -1,0 +1,256 @@
+"""What is told of an iteration: its metrics, its lines, its closing table.
+
+Numbers before the filter stand beside those after it, always: what dynamic
+sampling keeps is a selection, and a metric of the kept groups alone rises by
+selection too.
+"""
+
+from typing import Any
+
+from jaxtyping import Int
+import numpy as np
+
+from dapo_jax.data.prompts import Problems
+from dapo_jax.data.tokenizer import Tokenizer
+from dapo_jax.evaluate import Evaluation, average, pass_at_k
+from dapo_jax.groups import Groups, is_mixed
+from dapo_jax.update import Rewards
+
+# Of a verdict (rewards.Verdict.status), as tallied: a number is its place.
+STATUSES = ("ok", "no_answer", "timeout", "error")
+
+
+def add_tallies(
+  tallies: dict | None, found: Groups, status: Int[np.ndarray, "B"]
+) -> dict[str, np.ndarray]:
+  """Appends what the metrics need of all groups of a round."""
+  new = {
+    "is_correct": found.is_correct,
+    "response_len": found.response_len,
+    "is_truncated": found.is_truncated,
+    "status": status.reshape(found.is_correct.shape),
+  }
+  if tallies is None:
+    return new
+  return {k: np.concatenate([tallies[k], v]) for k, v in new.items()}
+
+
+def before_filter(tallies: dict | None, group_size: int) -> dict[str, Any]:
+  """Metrics over everything that was sampled; {} if nothing had to be."""
+  if tallies is None:
+    return {"prompts_generated": 0}
+  right = tallies["is_correct"].sum(1)
+  status = tallies["status"]
+  return {
+    "accuracy_before_filter": tallies["is_correct"].mean(),
+    "response_len_before_filter": tallies["response_len"].mean(),
+    "truncated_before_filter": tallies["is_truncated"].mean(),
+    "share_all_right": np.mean(right == group_size),
+    "share_all_wrong": np.mean(right == 0),
+    "share_kept": is_mixed(tallies["is_correct"]).mean(),
+    # groups with 0, 1, .. G correct responses
+    "groups_by_correct": np.bincount(right, minlength=group_size + 1),
+    "prompts_generated": len(right),
+    "prompts_kept": is_mixed(tallies["is_correct"]).sum(),
+    "tokens_generated": tallies["response_len"].sum(),
+    "verifier_no_answer": np.mean(status == STATUSES.index("no_answer")),
+    "verifier_timeouts": np.sum(status == STATUSES.index("timeout")),
+    "verifier_errors": np.sum(status == STATUSES.index("error")),
+  }
+
+
+def after_filter(groups: Groups, rewards: Rewards) -> dict[str, Any]:
+  """Metrics over the batch that the update sees."""
+  mask = (
+    np.arange(groups.tokens.shape[2]) < groups.response_len[:, :, None]
+  )
+  gap = np.abs(groups.old_logprobs - groups.rollout_logprobs)[mask]
+  return {
+    "accuracy_after_filter": groups.is_correct.mean(),
+    "response_len_after_filter": groups.response_len.mean(),
+    "truncated_after_filter": groups.is_truncated.mean(),
+    "reward_mean": rewards.rewards.mean(),
+    "overlong_penalty_mean": rewards.penalties.mean(),
+    "groups_in_batch": groups.num,
+    "logprob_gap_mean": gap.mean(),
+    "logprob_gap_max": gap.max(),
+  }
+
+
+def of_updates(updates: list[dict]) -> dict[str, Any]:
+  """Metrics of the optimizer steps of an iteration: means, and extremes."""
+  if not updates:
+    return {"updates": 0}
+  out = {"updates": len(updates)}
+  for name in updates[0]:
+    values = np.array([float(u[name]) for u in updates])
+    if name.startswith("skipped"):
+      out[name] = int(values.sum())
+    elif name == "ratio_max":
+      out[name] = values.max()
+    elif name == "ratio_min":
+      out[name] = values.min()
+    else:
+      out[name] = values.mean()
+  return out
+
+
+def rates(row: dict, seconds: dict, groups: Groups | None) -> dict[str, float]:
+  """Useful (response) tokens by second of the phases that make or use them."""
+  out = {}
+  if seconds.get("generate_sec"):
+    out["generate_tokens_per_sec"] = (
+      row["tokens_generated"] / seconds["generate_sec"]
+    )
+  if groups is not None and seconds.get("update_sec"):
+    out["update_tokens_per_sec"] = (
+      groups.response_len.sum() / seconds["update_sec"]
+    )
+  return out
+
+
+def skipped_in_a_row(so_far: int, updates: list[dict]) -> int:
+  """Optimizer steps in a row, up to now, that were not finite."""
+  for u in updates:
+    so_far = so_far + 1 if u["skipped_nonfinite"] else 0
+  return so_far
+
+
+def of_evaluation(
+  sampled: Evaluation, greedy: Evaluation | None, k: int
+) -> dict[str, Any]:
+  """eval_* metrics: avg@k with its standard error, pass@k, greedy."""
+  mean, error = average(sampled.is_correct)
+  out = {
+    "eval_accuracy": mean,
+    "eval_accuracy_stderr": error,
+    f"eval_pass_at_{k}": pass_at_k(sampled.is_correct, k),
+    "eval_response_len": sampled.response_len.mean(),
+    "eval_truncated": sampled.is_truncated.mean(),
+  }
+  if greedy is not None:
+    out["eval_greedy_accuracy"] = greedy.is_correct.mean()
+  return out
+
+
+def sample_rows(
+  iteration: int, groups: Groups, rewards: Rewards, problems: Problems,
+  tokenizer: Tokenizer, limit: int,
+):  # fmt: skip
+  """Rows of samples.jsonl: the first `limit` responses of the batch."""
+  size = groups.is_correct.shape[1]
+  for b in range(min(limit, groups.is_correct.size)):
+    i, g = divmod(b, size)
+    tokens = groups.tokens[i, g, : groups.response_len[i, g]]
+    index = int(groups.index[i])
+    yield {
+      "iter": iteration,
+      "uid": groups.uid[i],
+      "kind": problems.kinds[index],
+      "prompt": problems.problems[index],
+      "response": tokenizer.decode(tokens.tolist()),
+      "answer": problems.answers[index],
+      "correct": groups.is_correct[i, g],
+      "truncated": groups.is_truncated[i, g],
+      "response_len": groups.response_len[i, g],
+      "reward": {
+        "outcome": rewards.rewards[i, g] - rewards.penalties[i, g],
+        "overlong_penalty": rewards.penalties[i, g],
+      },
+      "advantage": rewards.advantages[i, g],
+    }
+
+
+def line(row: dict, iters: int) -> str:
+  """One line of progress."""
+  parts = [f"iter {row['iter']:>3}/{iters}"]
+  shown = (
+    ("accuracy_before_filter", "accuracy {:.2f}"),
+    ("accuracy_after_filter", "(kept {:.2f})"),
+    ("reward_mean", "reward {:+.2f}"),
+    ("response_len_before_filter", "length {:.1f}"),
+    ("groups_in_batch", "groups {}"),
+    ("entropy", "entropy {:.3f}"),
+    ("eval_accuracy", "held-out {:.3f}"),
+    ("eval_greedy_accuracy", "greedy {:.3f}"),
+    ("iter_sec", "{:.1f} s"),
+  )
+  parts += [f.format(row[k]) for k, f in shown if row.get(k) is not None]
+  if row["iter"] and not row.get("updates"):
+    parts.append("nothing to learn from, no update")
+  if row.get("skipped_nonfinite"):
+    parts.append(f"{row['skipped_nonfinite']} updates not finite, skipped")
+  return "  ".join(parts)
+
+
+def reason_to_stop(c, empty_iters: int, skipped: int, row: dict) -> str | None:
+  """Why a run cannot go on, with the remedies; None if it can."""
+  if empty_iters >= c.max_empty_iters:
+    pass_rate = row["accuracy_before_filter"]
+    remedy = (
+      "the problems are too hard: give easier ones, a longer "
+      "max_response_len, or a stronger model"
+      if pass_rate < 0.5
+      else "the problems are too easy: give harder ones"
+    )
+    return (
+      f"{empty_iters} iterations in a row without a mixed group (pass rate "
+      f"{pass_rate:.3f}, {row['prompts_generated']} prompts tried in the last "
+      f"one); {remedy}, or raise group_size or max_rounds. The last "
+      "checkpoint is kept"
+    )
+  if skipped >= c.max_skipped_steps:
+    return (
+      f"{skipped} optimizer steps in a row had a loss or gradient that is not "
+      f"finite; lower lr={c.lr:g}, or look at the samples. The last "
+      "checkpoint is kept"
+    )
+  return None
+
+
+def summary(rows: list[dict], c, totals: dict) -> dict[str, Any]:
+  """summary.json: what the run did, from its own rows."""
+  tested = [r for r in rows if "eval_accuracy" in r]
+  first, last = tested[0], tested[-1]
+  out = {
+    "algorithm": c.algorithm,
+    "variant": c.variant,
+    "seed": c.seed,
+    "accuracy_before": first["eval_accuracy"],
+    "accuracy_after": last["eval_accuracy"],
+    "accuracy_after_stderr": last["eval_accuracy_stderr"],
+    "iterations": last["iter"],
+    "optimizer_steps": sum(r.get("updates", 0) for r in rows),
+    **totals,
+  }
+  if "eval_greedy_accuracy" in first:
+    out["greedy_before"] = first["eval_greedy_accuracy"]
+    out["greedy_after"] = last["eval_greedy_accuracy"]
+  return out
+
+
+def closing(out: dict, c, workdir) -> str:
+  """The table at the end, and what to try next."""
+  k = c.eval_samples
+  table = [f"{'held-out':<22}{'before':>9}{'after':>9}"]
+  names = [(f"accuracy (avg@{k})", "accuracy")]
+  if "greedy_before" in out:
+    names.append(("greedy accuracy", "greedy"))
+  for title, key in names:
+    before, after = out[f"{key}_before"], out[f"{key}_after"]
+    table.append(f"{title:<22}{before:>9.3f}{after:>9.3f}")
+  return "\n".join(
+    [
+      "",
+      *table,
+      f"{out['iterations']} iterations, {out['optimizer_steps']} optimizer "
+      f"steps, {out['wall_sec']:.0f} s ({out['compile_sec']:.0f} s of it "
+      "compilation)",
+      "",
+      f"metrics    {workdir / 'metrics.jsonl'}, tensorboard --logdir {workdir}",
+      f"samples    {workdir / 'samples.jsonl'}",
+      "next       another seed: --config.seed=1; longer: "
+      f"--config.iters={2 * c.iters}; without Clip-Higher: "
+      "--config.clip_high=0.2 (each in a --workdir of its own)",
+    ]
+  )

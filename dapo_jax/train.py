@@ -1,0 +1,322 @@
+"""The loop: DAPO's Algorithm 1, stage by stage.
+
+The life of one batch:
+
+  prompts.batch_at()           PromptBatch  tokens [P, Lp], lengths, uid
+   -> generate()        (jit)  Rollout      tokens [B, T], logprobs, lengths
+   -> judge()           (host) is_correct [B]
+   -> groups            (host) keep 0 < correct < G; enough? else next round;
+                               surplus dropped or carried
+   -> update.score()    (jit)  old_logprobs of the policy that sampled
+   -> shape_rewards()   (jit)  rewards, advantages [P, G]
+   -> update.update()   (jit)  minibatch by minibatch: rows packed without
+                               padding, one train_step each, state donated
+   -> metrics, evaluation, checkpoint
+
+The host's part is the same on every process: all read all responses.
+"""
+
+import functools
+from pathlib import Path
+import signal
+import threading
+import time
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from dapo_jax import (
+  checkpoint,
+  evaluate,
+  loading,
+  monitor,
+  rewards,
+  sharding,
+  update,
+)
+from dapo_jax import (
+  config as config_lib,
+)
+from dapo_jax import (
+  groups as groups_lib,
+)
+from dapo_jax import (
+  metrics as metrics_lib,
+)
+from dapo_jax import (
+  programs as programs_lib,
+)
+from dapo_jax.config import UserError
+from dapo_jax.data import prompts
+
+# What a random key is for: folded into the root key first.
+PARAMS, ROLLOUT, EVALUATE = range(3)
+
+
+class Preempted(Exception):
+  """SIGTERM came: the state is saved, the same command goes on from there."""
+
+
+def train(c, workdir: Path) -> dict:
+  """Runs a config in a workdir, from its newest checkpoint if it has one.
+
+  Args:
+    c: the config, see configs/common.py.
+    workdir: where everything is written.
+
+  Returns:
+    The summary, as in summary.json.
+
+  Raises:
+    UserError: a mistake in config, data, weights or workdir, or a run that
+      cannot go on. Nothing is lost.
+    Preempted: SIGTERM came; the state is saved.
+  """
+  start_time = time.perf_counter()
+  phase = metrics_lib.Phases()
+  terminated = _listen_for_sigterm()
+  say = tqdm.write
+
+  # ---- Setup: config, workdir, data, model ---------------------------------
+  try:
+    mesh = sharding.make_mesh(
+      dict(data=c.mesh_data, fsdp=c.mesh_fsdp, tensor=c.mesh_tensor)
+    )
+    config_lib.check(c, sharding.batch_shards(mesh))
+    say(config_lib.describe(c))
+    model_config, params, tokenizer = loading.load_model(c)
+    train_set, test_set = loading.load_problems(c, tokenizer, say)
+    config_lib.claim(workdir, c)
+  except (ValueError, FileNotFoundError) as error:
+    raise UserError(str(error)) from error
+  programs = programs_lib.build(c, model_config, mesh, tokenizer.eos_ids)
+  root = jax.random.key(c.seed)
+  key_for = functools.partial(jax.random.fold_in, root)
+
+  # ---- State: from a checkpoint, or new, after a warm start ----------------
+  checkpoints = checkpoint.Checkpoints(workdir, c.keep_checkpoints)
+  is_new = checkpoints.is_empty
+  buffer, tallies = None, None  # groups kept, and facts of all groups sampled
+  if is_new:
+    if params is None:
+      params = programs.init_params(key_for(PARAMS))
+    params = jax.device_put(params, programs.params_sharding)
+    if c.warm_steps:
+      say(f"warm start {c.warm_steps} supervised steps on demonstrations")
+      params = update.warm_start(c, programs, params, tokenizer)
+    state = programs.init_state(params)
+    loop = dict(iter=0, position=0, rounds=0, empty_iters=0, skipped=0,
+                wall_sec=0.0, compile_sec=0.0)  # fmt: skip
+  else:
+    try:
+      state, loop, buffer, tallies = checkpoints.restore(programs.state_shape)
+    except ValueError as error:
+      raise UserError(str(error)) from error
+    say(f"continuing behind iteration {loop['iter']} of {c.iters}")
+  del params
+  first = 0 if is_new else loop["iter"] + 1
+  earlier = {k: loop[k] for k in ("wall_sec", "compile_sec")}
+  rows = metrics_lib.JsonLines(workdir / "metrics.jsonl", first)
+  samples = metrics_lib.JsonLines(workdir / "samples.jsonl", first)
+  boards = metrics_lib.Boards(workdir, c.to_dict(), first, c.wandb)
+  bar = tqdm(
+    total=c.iters, initial=loop["iter"], desc=c.algorithm, unit="iter",
+    disable=None,
+  )  # fmt: skip
+
+  def spent() -> dict:
+    wall = earlier["wall_sec"] + time.perf_counter() - start_time
+    return dict(
+      wall_sec=wall, compile_sec=earlier["compile_sec"] + phase.compile_sec
+    )
+
+  def save() -> None:
+    with phase("checkpoint"):
+      checkpoints.save(
+        checkpoint.Saved(state, loop | spent(), buffer, tallies)
+      )
+
+  def close() -> None:
+    for writer in (checkpoints, rows, samples, boards, bar, phase):
+      writer.close()
+
+  def evaluation() -> dict:
+    with phase("eval"):
+      weights = programs.to_rollout(state.params)
+      return evaluate_policy(
+        c, programs, weights, key_for(EVALUATE), test_set, tokenizer
+      )
+
+  if is_new:
+    row = {"iter": 0, **evaluation()}
+    row |= phase.take()[0]
+    rows.write(row)
+    boards.write(0, row)
+    say(monitor.line(row, c.iters))
+    save()
+
+  # ---- Iterations ----------------------------------------------------------
+  while loop["iter"] < c.iters:
+    iteration, iter_start = loop["iter"] + 1, time.perf_counter()
+    weights = programs.to_rollout(state.params)
+    key = jax.random.fold_in(key_for(ROLLOUT), iteration)
+
+    # Sample until the batch is full or the rounds are spent.
+    while loop["rounds"] < c.max_rounds and (
+      buffer is None or buffer.num < c.prompts_per_batch
+    ):
+      if terminated.is_set():
+        save()
+        close()
+        raise Preempted(
+          f"saved within iteration {iteration}, after {loop['rounds']} rounds"
+        )
+      batch = prompts.batch_at(
+        train_set, loop["position"], c.prompts_per_round, seed=c.seed,
+        max_prompt_len=c.max_prompt_len,
+      )  # fmt: skip
+      with phase("generate"):
+        rollout = jax.device_get(
+          programs.generate(
+            weights, key, batch.prompt_tokens, batch.prompt_len, batch.uid,
+            0, c.temperature, c.top_p,
+          )
+        )  # fmt: skip
+      with phase("verify"):
+        answers = [train_set.answers[i] for i in batch.index]
+        is_correct, status, _ = judge(c, tokenizer, rollout, answers)
+      found = groups_lib.of_rollout(batch, rollout, is_correct)
+      tallies = monitor.add_tallies(tallies, found, status)
+      kept = groups_lib.is_mixed(found.is_correct) | (not c.filter_groups)
+      if kept.any():
+        buffer = groups_lib.join(buffer, groups_lib.take(found, kept))
+      loop["position"] += c.prompts_per_round
+      loop["rounds"] += 1
+    row = {"iter": iteration, "rounds": loop["rounds"]}
+    row |= monitor.before_filter(tallies, c.group_size)
+
+    # Update, unless there is nothing to learn from.
+    chosen, carried, dropped, updates = None, None, 0, []
+    if buffer is not None:
+      chosen, carried, dropped = groups_lib.split_surplus(
+        buffer, c.prompts_per_batch, c.surplus
+      )
+      with phase("score"):
+        chosen = update.score(c, programs, state.params, chosen)
+        if carried is not None:
+          carried = update.score(c, programs, state.params, carried)
+      with phase("update"):
+        rewarded = update.shape_rewards(c, programs, chosen)
+        state, updates = update.update(c, programs, state, chosen, rewarded)
+      row |= monitor.after_filter(chosen, rewarded)
+      for sample in monitor.sample_rows(
+        iteration, chosen, rewarded, train_set, tokenizer,
+        c.num_logged_samples,
+      ):  # fmt: skip
+        samples.write(sample)
+    loop["empty_iters"] = 0 if updates else loop["empty_iters"] + 1
+    loop["skipped"] = monitor.skipped_in_a_row(loop["skipped"], updates)
+    row |= monitor.of_updates(updates) | {
+      "optimizer_step": int(state.step),
+      "lr": float(programs.learning_rate(max(int(state.step) - 1, 0))),
+      "prompts_carried": 0 if carried is None else carried.num,
+      "prompts_dropped": dropped,
+      "empty_iters": loop["empty_iters"],
+    }
+
+    # Evaluate, write, save.
+    is_last = iteration == c.iters
+    every = c.eval_every_iters
+    if is_last or (every and iteration % every == 0):
+      row |= evaluation()
+    seconds, row["recompilations"] = phase.take()
+    row |= seconds | monitor.rates(row, seconds, chosen)
+    row["iter_sec"] = time.perf_counter() - iter_start
+    row["peak_bytes"] = metrics_lib.peak_bytes()
+    rows.write(row)
+    boards.write(iteration, row)
+    say(monitor.line(row, c.iters))
+    bar.update()
+    loop |= dict(iter=iteration, rounds=0)
+    buffer, tallies = carried, None
+    problem = monitor.reason_to_stop(c, loop["empty_iters"], loop["skipped"],
+                                     row)  # fmt: skip
+    if problem:  # the last good checkpoint stays the newest
+      close()
+      raise UserError(problem)
+    stop = terminated.is_set() and not is_last
+    if is_last or stop or iteration % c.checkpoint_every_iters == 0:
+      save()
+    if stop:
+      close()
+      raise Preempted(f"saved behind iteration {iteration}")
+
+  # ---- Summary -------------------------------------------------------------
+  close()
+  summary = monitor.summary(rows.rows, c, spent())
+  metrics_lib.write_json(workdir / "summary.json", summary)
+  say(monitor.closing(summary, c, workdir))
+  return summary
+
+
+def judge(
+  c, tokenizer, rollout, answers: list[str]
+) -> tuple[np.ndarray, np.ndarray, list[str]]:
+  """Verdicts on the responses of a round.
+
+  Returns:
+    is_correct [B]; status [B], an index into monitor.STATUSES; the texts.
+  """
+  group_size = len(rollout.response_len) // len(answers)
+  texts = [
+    tokenizer.decode(tokens[:n].tolist())
+    for tokens, n in zip(rollout.tokens, rollout.response_len)
+  ]
+  verdicts = rewards.verify(
+    texts, [a for a in answers for _ in range(group_size)], rule=c.reward_rule
+  )
+  is_correct = np.array([v.correct for v in verdicts])
+  if c.require_eos:
+    is_correct &= ~rollout.is_truncated
+  status = np.array([monitor.STATUSES.index(v.status) for v in verdicts])
+  return is_correct, status.astype(np.int32), texts
+
+
+def evaluate_policy(c, programs, weights, key, problems, tokenizer) -> dict:
+  """avg@k of a policy on held-out problems, and its greedy accuracy."""
+
+  def run(generate, prompts_per_round, group_size, num_samples, temperature):
+    def sample(tokens, lengths, index, answers, first):
+      rollout = jax.device_get(
+        generate(
+          weights, key, tokens, lengths, index.astype(np.int32), first,
+          temperature, c.eval_top_p,
+        )
+      )  # fmt: skip
+      is_correct, _, texts = judge(c, tokenizer, rollout, answers)
+      return is_correct, rollout, texts
+
+    return evaluate.run(
+      problems, sample, num_samples=num_samples,
+      prompts_per_round=prompts_per_round, group_size=group_size,
+      max_prompt_len=c.max_prompt_len,
+    )  # fmt: skip
+
+  sampled = run(
+    programs.generate, c.prompts_per_round, c.group_size, c.eval_samples,
+    c.eval_temperature,
+  )  # fmt: skip
+  greedy = None
+  if c.eval_greedy:
+    rows = c.prompts_per_round * c.group_size
+    greedy = run(programs.generate_one, rows, 1, 1, 0.0)
+  return monitor.of_evaluation(sampled, greedy, c.eval_samples)
+
+
+def _listen_for_sigterm() -> threading.Event:
+  """An event that SIGTERM sets; the loop looks at it where it can save."""
+  event = threading.Event()
+  if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGTERM, lambda *_: event.set())
+  return event

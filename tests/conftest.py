@@ -1,0 +1,26 @@
+"""Checks the shapes in signatures while the tests run."""
+
+import os
+from pathlib import Path
+import sys
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+# Eight virtual devices: the invariance tests lay the same work out over them.
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "")
+  + " --xla_force_host_platform_device_count=8"
+)
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from jaxtyping import install_import_hook  # noqa: E402
+
+_CHECKED = ("advantages", "groups", "logprobs", "losses", "masked", "sampling")
+install_import_hook(
+  [f"dapo_jax.{name}" for name in _CHECKED], "beartype.beartype"
+)
+
+import jax  # noqa: E402
+
+# A wrong broadcast is an error, not a number.
+jax.config.update("jax_numpy_rank_promotion", "raise")
