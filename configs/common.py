@@ -97,10 +97,25 @@ def base() -> ConfigDict:
   return c
 
 
+# Common to the math variants. Weight decay, gradient clipping, rounds and the
+# round's size are the published recipe's; the paper does not give them.
+_MATH = dict(
+  dataset="dapo_math", eval_dataset="aime2024", reward_rule="paper",
+  max_prompt_len=2048, group_size=16, minibatch_size=512, microbatch_size=64,
+  remat=True, lr=1e-6, warmup_iters=20, weight_decay=0.1, iters=625,
+  eval_every_iters=5, eval_problems=0, eval_samples=32, eval_top_p=0.7,
+  eval_greedy=False, checkpoint_every_iters=5, loss_agg="group_token_mean",
+)  # fmt: skip
+
 # What differs from `base`, for each size of run.
 VARIANTS: dict[str, dict] = {
   # SmolLM2-135M-Instruct on word problems: minutes on two CPU cores.
-  "smollm2": dict(),
+  "smollm2": dict(
+    max_prompt_len=80, max_response_len=40, overlong_cache_len=8,
+    require_eos=True, prompts_per_batch=8, prompts_per_round=8,
+    minibatch_size=32, row_len=208, microbatch_size=2, iters=7, lr=2e-5, weight_decay=0.0,
+    eval_problems=40, checkpoint_every_iters=4,
+  ),
   # A small decoder from random weights: the same loop in two minutes.
   "tiny": dict(
     model="tiny", weights="random", dataset="arithmetic", warm_steps=150,
@@ -108,6 +123,23 @@ VARIANTS: dict[str, dict] = {
     prompts_per_batch=32, prompts_per_round=32, minibatch_size=64,
     row_len=512, require_eos=True, iters=30, lr=5e-4, weight_decay=0.0,
     eval_problems=128, eval_samples=8, checkpoint_every_iters=10,
+  ),
+  # Qwen2.5 on DAPO-Math-17k: the paper's batch on a smaller model.
+  "qwen0_5b": dict(
+    model="qwen0_5b", weights="Qwen2.5-0.5B", **_MATH, max_response_len=4096,
+    overlong_cache_len=1024, prompts_per_batch=128, prompts_per_round=256,
+  ),
+  "qwen7b": dict(
+    model="qwen7b", weights="Qwen2.5-7B", **_MATH, max_response_len=8192,
+    overlong_cache_len=2048, prompts_per_batch=512, prompts_per_round=512,
+    mesh_fsdp=-1, mesh_data=1,
+  ),
+  # The paper's setting in full (4.1): lengths 16,384 + 4,096, 512 prompts x
+  # 16, minibatch 512, so 16 optimizer steps an iteration.
+  "qwen32b": dict(
+    model="qwen32b", weights="Qwen2.5-32B", **_MATH, max_response_len=20480,
+    overlong_cache_len=4096, prompts_per_batch=512, prompts_per_round=1536,
+    mesh_fsdp=-1, mesh_data=1, mesh_tensor=8,
   ),
 }  # fmt: skip
 
@@ -135,4 +167,34 @@ def apply_variant(c: ConfigDict, arg: str | None) -> ConfigDict:
   return c
 
 
-WORDS: dict = {}
+def _paper(c: ConfigDict) -> None:
+  """The paper to the letter, where it and the published recipe differ."""
+  c.update(warmup_iters=20, loss_agg="group_token_mean", dual_clip=0.0,
+           std_ddof=0)  # fmt: skip
+
+
+def _recipe(c: ConfigDict) -> None:
+  """The published recipe, where it and the paper differ."""
+  c.update(warmup_iters=10, loss_agg="token_mean", dual_clip=10.0, std_ddof=1)
+
+
+def _debug(c: ConfigDict) -> None:
+  """Shrinks any variant to seconds on a laptop; its switches stay.
+
+  Lengths, batches and the model shrink; data, weights and warm start become
+  those of `tiny`.
+  """
+  c.update(
+    model="tiny", weights="random", dataset="arithmetic", eval_dataset="",
+    train_split="train", eval_split="test", data_dir="", iters=2,
+    warm_steps=80, group_size=4, prompts_per_batch=8, prompts_per_round=8,
+    minibatch_size=16, microbatch_size=8, row_len=0, max_rounds=2,
+    max_prompt_len=20, max_response_len=32,
+    overlong_cache_len=8, eval_problems=8, eval_samples=min(c.eval_samples, 4),
+    eval_every_iters=1, checkpoint_every_iters=1, max_empty_iters=4,
+    mesh_data=-1, mesh_fsdp=1, mesh_tensor=1,
+  )  # fmt: skip
+
+
+# What may stand behind a variant, in order: `:qwen32b,recipe,debug`.
+WORDS = {"paper": _paper, "recipe": _recipe, "debug": _debug}

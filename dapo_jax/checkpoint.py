@@ -100,4 +100,3 @@ class Checkpoints:
   def close(self) -> None:
     """Waits, and stops the background threads."""
     self._manager.close()
-

@@ -22,8 +22,10 @@ def load_model(c) -> tuple[ModelConfig, Any, Tokenizer]:
   if c.weights == "random":
     tokenizer = Tokenizer.characters(arithmetic.ALPHABET)
     vocab = max(MODELS[c.model].vocab_size, tokenizer.vocab_size)
-    return dataclasses.replace(MODELS[c.model], vocab_size=vocab), None, (
-      tokenizer
+    return (
+      dataclasses.replace(MODELS[c.model], vocab_size=vocab),
+      None,
+      (tokenizer),
     )
   if c.weights == smollm2.PACKAGE.replace("_", "-"):
     path = smollm2.find(prompts.cache_dir())

@@ -61,9 +61,7 @@ def before_filter(tallies: dict | None, group_size: int) -> dict[str, Any]:
 
 def after_filter(groups: Groups, rewards: Rewards) -> dict[str, Any]:
   """Metrics over the batch that the update sees."""
-  mask = (
-    np.arange(groups.tokens.shape[2]) < groups.response_len[:, :, None]
-  )
+  mask = np.arange(groups.tokens.shape[2]) < groups.response_len[:, :, None]
   gap = np.abs(groups.old_logprobs - groups.rollout_logprobs)[mask]
   return {
     "accuracy_after_filter": groups.is_correct.mean(),

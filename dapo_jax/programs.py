@@ -67,9 +67,7 @@ def row_len(config) -> int:
 
 def updates_per_iter(config) -> int:
   """Optimizer steps of a full iteration."""
-  return (
-    config.prompts_per_batch * config.group_size // config.minibatch_size
-  )
+  return config.prompts_per_batch * config.group_size // config.minibatch_size
 
 
 def compute_dtype(config) -> Any:
@@ -207,9 +205,7 @@ def build(
         cache_len=c.overlong_cache_len,
       )
     rewards = outcome + penalty
-    advantage = advantages.ESTIMATORS[c.advantage](
-      rewards, std_ddof=c.std_ddof
-    )
+    advantage = advantages.ESTIMATORS[c.advantage](rewards, std_ddof=c.std_ddof)
     return rewards, penalty, advantage
 
   rows = -(-c.minibatch_size // c.microbatch_size) * c.microbatch_size
@@ -247,4 +243,3 @@ def build(
     params_sharding=of_params,
     capacity=rows,
   )
-

@@ -49,7 +49,7 @@ def prefill(
   prompts, length = tokens.shape
   order = jnp.arange(length)
   positions = jnp.broadcast_to(order, tokens.shape)
-  family = (order < prompt_len[:, None]).astype(jnp.int32)
+  family = (order[None] < prompt_len[:, None]).astype(jnp.int32)
   mask = attention.row_mask(family, jnp.zeros_like(family))
 
   def attend(q, k, v, cache, layer):
@@ -122,7 +122,7 @@ def generate(
     tokens = tokens.at[:, t].set(jnp.where(done, 0, token))
     logprobs = logprobs.at[:, t].set(jnp.where(done, 0.0, logprob))
     length = length + ~done
-    done = done | jnp.any(token[:, None] == eos, axis=1)
+    done = done | jnp.any(token[:, None] == eos[None], axis=1)
     return tokens, logprobs, length, done, token, cache
 
   def step(carry):
@@ -136,7 +136,7 @@ def generate(
     return t + 1, write((*state[:-1], cache), t, token, logprob)
 
   hidden, prompt_cache = prefill(model, params, prompt_tokens, prompt_len)
-  visible = jnp.arange(prompt_tokens.shape[1]) < prompt_len[:, None]
+  visible = jnp.arange(prompt_tokens.shape[1])[None] < prompt_len[:, None]
   prompt = (*prompt_cache, visible)
   shape = (c.num_layers, rows, c.num_kv_heads, limit, c.head_width)
   state = (
@@ -152,16 +152,14 @@ def generate(
   _, (tokens, logprobs, length, done, _, _) = jax.lax.while_loop(
     lambda carry: (carry[0] < limit) & ~carry[1][3].all(), step, (1, state)
   )
-  mask = jnp.arange(limit) < length[:, None]
+  mask = jnp.arange(limit)[None] < length[:, None]
   return Rollout(tokens, mask, logprobs, length, ~done)
 
 
 def _attend_cached(q, k, v, cache, layer, *, prompt, t):
   """Appends a token's key and value to the cache, then attends to it all."""
   cache = tuple(
-    jax.lax.dynamic_update_slice(
-      a, x.swapaxes(1, 2)[None], (layer, 0, 0, t, 0)
-    )
+    jax.lax.dynamic_update_slice(a, x.swapaxes(1, 2)[None], (layer, 0, 0, t, 0))
     for a, x in zip(cache, (k, v))
   )
   of_layer = lambda x: jax.lax.dynamic_index_in_dim(x, layer, 0, False)

@@ -155,12 +155,12 @@ def train_step(
   )
   loss = Metric(numerator, divisor).value()
   grads = jax.tree.map(lambda g: Metric(g, divisor).value(), grads)
-  grad_norm = optax.global_norm(grads)
+  grad_norm = optax.tree.norm(grads)
+  updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   is_finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+  # A finite gradient can still overflow in the optimizer.
+  is_finite &= jnp.isfinite(optax.tree.norm(updates))
   apply = is_finite & (divisor > 0)
-  # Zeroed rather than left: NaN * 0 would still reach the moments.
-  safe = jax.tree.map(lambda g: jnp.where(is_finite, g, 0.0), grads)
-  updates, opt_state = optimizer.update(safe, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   keep = functools.partial(jnp.where, apply)
   state = TrainState(

@@ -133,9 +133,7 @@ def train(c, workdir: Path) -> dict:
 
   def save() -> None:
     with phase("checkpoint"):
-      checkpoints.save(
-        checkpoint.Saved(state, loop | spent(), buffer, tallies)
-      )
+      checkpoints.save(checkpoint.Saved(state, loop | spent(), buffer, tallies))
 
   def close() -> None:
     for writer in (checkpoints, rows, samples, boards, bar, phase):
@@ -267,15 +265,21 @@ def judge(
 
   Returns:
     is_correct [B]; status [B], an index into monitor.STATUSES; the texts.
+
+  Raises:
+    UserError: the verifier fails on most of them (that is not: they are wrong).
   """
   group_size = len(rollout.response_len) // len(answers)
   texts = [
     tokenizer.decode(tokens[:n].tolist())
     for tokens, n in zip(rollout.tokens, rollout.response_len)
   ]
-  verdicts = rewards.verify(
-    texts, [a for a in answers for _ in range(group_size)], rule=c.reward_rule
-  )
+  answers = [a for a in answers for _ in range(group_size)]
+  try:
+    verdicts = rewards.verify(texts, answers, rule=c.reward_rule)
+    rewards.check(verdicts)
+  except rewards.WorkerError as error:
+    raise UserError(f"the verifier fails: {error}") from error
   is_correct = np.array([v.correct for v in verdicts])
   if c.require_eos:
     is_correct &= ~rollout.is_truncated

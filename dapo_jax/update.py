@@ -40,9 +40,7 @@ def shape_rewards(c, programs: Programs, groups: Groups) -> Rewards:
   n = groups.num
   pad = lambda x: np.pad(x, ((0, c.prompts_per_batch - n), (0, 0)))
   # Groups do not touch each other: filling up to P changes none of them.
-  out = programs.shape_rewards(
-    pad(groups.is_correct), pad(groups.response_len)
-  )
+  out = programs.shape_rewards(pad(groups.is_correct), pad(groups.response_len))
   return Rewards(*(x[:n] for x in jax.device_get(out)))
 
 

@@ -8,8 +8,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 # Eight virtual devices: the invariance tests lay the same work out over them.
 os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "")
-  + " --xla_force_host_platform_device_count=8"
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

@@ -52,6 +52,4 @@ def test_centered_has_no_std():
 def test_groups_do_not_touch_each_other():
   both = jnp.concatenate([rewards(3), rewards(12)])
   for estimator in advantages.ESTIMATORS.values():
-    np.testing.assert_array_equal(
-      estimator(both)[1:], estimator(rewards(12))
-    )
+    np.testing.assert_array_equal(estimator(both)[1:], estimator(rewards(12)))

@@ -19,9 +19,7 @@ def of_ratio(ratio, advantage, mask=None, **knobs):
   if mask is None:
     mask = jnp.ones(ratio.shape, bool)
   advantage = jnp.broadcast_to(jnp.float32(advantage), ratio.shape)
-  return losses.policy_loss(
-    old + jnp.log(ratio), old, advantage, mask, **knobs
-  )
+  return losses.policy_loss(old + jnp.log(ratio), old, advantage, mask, **knobs)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +34,9 @@ def of_ratio(ratio, advantage, mask=None, **knobs):
     (1.29, 2.0, 0.2, 0.28, 2.56, False),
   ],
 )
-def test_clipped_objective(ratio, advantage, low, high, objective, has_gradient):
+def test_clipped_objective(
+  ratio, advantage, low, high, objective, has_gradient
+):
   loss, _ = of_ratio(ratio, advantage, clip_low=low, clip_high=high)
   np.testing.assert_allclose(loss, [[-objective]], rtol=1e-6)
   grad = jax.grad(
@@ -98,9 +98,7 @@ def test_worked_example_of_the_whole():
   (value, (loss, metrics)), grad = jax.value_and_grad(total, has_aux=True)(
     ratio
   )
-  np.testing.assert_allclose(
-    loss[:, 0], [-1.25, 0.9, -1.3, 0.8], rtol=1e-6
-  )
+  np.testing.assert_allclose(loss[:, 0], [-1.25, 0.9, -1.3, 0.8], rtol=1e-6)
   # J = (2*1.25 - 4*0.9 + 2*1.3 - 4*0.8) / 12 = -17/120
   np.testing.assert_allclose(value, 17 / 120, rtol=1e-6)
   reached = np.asarray(jnp.abs(grad).sum(1) > 0)
@@ -134,9 +132,7 @@ def test_group_token_mean_is_the_mean_over_groups():
   mask = jnp.asarray(np.arange(4) < np.array([[1], [3], [4], [4]]))
   loss = jnp.arange(16.0).reshape(4, 4)
   loss = jnp.where(mask, loss, 0.0)
-  expected = (
-    float(loss[:2].sum()) / 4 + float(loss[2:].sum()) / 8
-  ) / 2
+  expected = (float(loss[:2].sum()) / 4 + float(loss[2:].sum()) / 8) / 2
   value = losses.aggregate(
     loss, mask, loss_agg="group_token_mean", group_size=2, max_response_len=4
   )

@@ -43,8 +43,10 @@ def test_frequencies_and_logprobs(vocab, temperature):
 
 
 def test_never_draws_what_has_no_probability():
-  logits = jnp.full(600, -jnp.inf).at[jnp.array([3, 299, 511])].set(
-    jnp.array([0.0, 1.0, -2.0])
+  logits = (
+    jnp.full(600, -jnp.inf)
+    .at[jnp.array([3, 299, 511])]
+    .set(jnp.array([0.0, 1.0, -2.0]))
   )
   tokens, logprobs = draw(logits, 2000)
   assert set(tokens) == {3, 299, 511}

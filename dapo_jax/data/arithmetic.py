@@ -1,7 +1,7 @@
 """Running sums with a chain of thought: the task of the `tiny` variant.
 
 A problem chains additions and subtractions of one-digit numbers, kept within
-0..19; a solution writes one step a line and ends with an answer line. Lengths
+0..9; a solution writes one step a line and ends with an answer line. Lengths
 vary with the number of terms. Demonstrations for the warm start are sloppy on
 purpose: some steps are miscounted, some are said twice. A model trained on
 them knows the method and half follows it; removing the noise is what
@@ -17,7 +17,7 @@ import tensorflow_datasets as tfds
 ALPHABET = "0123456789+-=;?\nAnswer: "
 PROMPT = (("user", "{problem}=?\n"),)
 
-_LIMIT = 19
+_LIMIT = 9
 _TERMS = (2, 5)  # numbers in a problem, least and most
 _MISCOUNTED, _REPEATED = 0.12, 0.10  # share of the steps
 
@@ -85,10 +85,13 @@ class Arithmetic(tfds.core.GeneratorBasedBuilder):
       terms = problem(rng)
       if (split_of(text(terms)) == "test") != (split == "test"):
         continue
-      yield number, {
-        "problem": text(terms),
-        "answer": str(sum(terms)),
-        "kind": f"{len(terms)} terms",
-        "solution": solution(terms, rng if split == "warm" else None),
-      }
+      yield (
+        number,
+        {
+          "problem": text(terms),
+          "answer": str(sum(terms)),
+          "kind": f"{len(terms)} terms",
+          "solution": solution(terms, rng if split == "warm" else None),
+        },
+      )
       number += 1

@@ -91,11 +91,18 @@ def load(
   tfds.disable_progress_bar()
   logging.getLogger("absl").setLevel(logging.ERROR)
   module, name = DATASETS[dataset]
-  builder = getattr(importlib.import_module(module), name)(
-    data_dir=data_dir or str(cache_dir() / "datasets"),
-    file_format="array_record",
+  make = getattr(importlib.import_module(module), name)
+  folder = Path(data_dir).expanduser() if data_dir else cache_dir() / "datasets"
+  wanted = folder / getattr(make, "FILE", "")
+  if not wanted.exists() and hasattr(make, "FILE"):
+    raise FileNotFoundError(
+      f"data set {dataset!r} needs {wanted}: get it with `{make.COMMAND}` and "
+      "put the file there, or point data_dir at its folder"
+    )
+  builder = make(data_dir=str(folder), file_format="array_record")
+  builder.download_and_prepare(
+    download_config=tfds.download.DownloadConfig(manual_dir=str(folder))
   )
-  builder.download_and_prepare()
   if split not in builder.info.splits:
     raise ValueError(
       f"data set {dataset!r} has no split {split!r}; it has "
@@ -127,7 +134,7 @@ def load(
       f"data set {dataset!r} ({split}) has no problem left: {dropped} prompts "
       f"are longer than max_prompt_len={max_prompt_len}"
       if dropped
-      else f"data set {dataset!r} ({split}) is empty; look at {data_dir}"
+      else f"data set {dataset!r} ({split}) is empty; look into {folder}"
     )
   return out._replace(num_too_long=dropped)
 

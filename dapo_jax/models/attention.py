@@ -42,7 +42,7 @@ def row_mask(
   visible = (response[:, None, :] == 0) | (
     response[:, :, None] == response[:, None, :]
   )
-  return causal & same_family & visible
+  return causal[None] & same_family & visible
 
 
 def decode_attention(
@@ -75,7 +75,8 @@ def decode_attention(
   on_own = jnp.einsum("pgknh,pgkth->pgknt", q, own_k, **f32)
   visible = prompt_visible[:, None, None, None, :]
   on_prompt = jnp.where(visible, on_prompt * width**-0.5, -jnp.inf)
-  on_own = jnp.where(jnp.arange(limit) <= t, on_own * width**-0.5, -jnp.inf)
+  written = (jnp.arange(limit) <= t)[None, None, None, None, :]
+  on_own = jnp.where(written, on_own * width**-0.5, -jnp.inf)
   weights = jax.nn.softmax(jnp.concatenate([on_prompt, on_own], -1), axis=-1)
   weights = weights.astype(q.dtype)
   out = jnp.einsum("pgknl,pklh->pgknh", weights[..., :prompt_len], prompt[1])

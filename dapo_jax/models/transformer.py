@@ -55,6 +55,7 @@ def rms_norm(
   """x / √(mean x² + ε) * scale, the mean in f32."""
   y = x.astype(jnp.float32)
   y = y * jax.lax.rsqrt(jnp.mean(y**2, -1, keepdims=True) + eps)
+  scale = scale.reshape((1,) * (x.ndim - 1) + scale.shape)
   return (y * scale).astype(x.dtype)
 
 
@@ -65,7 +66,7 @@ def rotate(
   half = x.shape[-1] // 2
   # θ^(-i / half): frequency of pair i.
   freq = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angle = positions[..., None].astype(jnp.float32) * freq
+  angle = positions[..., None].astype(jnp.float32) * freq[None, None]
   cos, sin = jnp.cos(angle)[:, :, None], jnp.sin(angle)[:, :, None]
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   out = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -113,9 +114,9 @@ class Block(nn.Module):
       for w in ("wk", "wv")
     )
     if c.qkv_bias:
-      q += weight("bq", (n, h), ("heads", "head"), zeros)
-      key += weight("bk", (k, h), ("kv_heads", "head"), zeros)
-      value += weight("bv", (k, h), ("kv_heads", "head"), zeros)
+      q += weight("bq", (n, h), ("heads", "head"), zeros)[None, None]
+      key += weight("bk", (k, h), ("kv_heads", "head"), zeros)[None, None]
+      value += weight("bv", (k, h), ("kv_heads", "head"), zeros)[None, None]
     if c.qk_norm:
       q = rms_norm(q, weight("q_norm", (h,), ("norm",), ones), c.norm_eps)
       key = rms_norm(key, weight("k_norm", (h,), ("norm",), ones), c.norm_eps)

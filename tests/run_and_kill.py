@@ -1,0 +1,55 @@
+"""Runs experiments/run.py and sends itself a signal at a chosen moment.
+
+  python run_and_kill.py MOMENT COUNT SIGNAL [arguments of run.py]
+
+The signal comes when MOMENT is reached for the COUNT-th time; 0 never.
+"""
+
+import os
+from pathlib import Path
+import signal
+import sys
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT / "experiments"))
+
+
+def main():
+  """Wraps the function that stands for the moment, then runs."""
+  moment, count, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+  from dapo_jax import checkpoint, groups, metrics, monitor, update
+
+  owner, attribute, after = {
+    "evaluated": (monitor, "of_evaluation", True),
+    "round": (monitor, "add_tallies", True),
+    "kept": (groups, "join", True),
+    "optimizer_step": (update.packing, "to_rows", True),
+    "row_written": (metrics.JsonLines, "write", True),
+    "before_save": (checkpoint.Checkpoints, "save", False),
+    "saving": (checkpoint.Checkpoints, "save", True),
+  }[moment]
+  plain, reached = getattr(owner, attribute), 0
+
+  def strike():
+    nonlocal reached
+    reached += 1
+    if reached == count:
+      os.kill(os.getpid(), getattr(signal, name))
+
+  def wrapped(*args, **kwargs):
+    if not after:
+      strike()
+    out = plain(*args, **kwargs)
+    if after:
+      strike()
+    return out
+
+  setattr(owner, attribute, wrapped)
+  import run
+
+  return run.main(["run.py", *sys.argv[4:]])
+
+
+if __name__ == "__main__":
+  sys.exit(main())

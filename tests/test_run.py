@@ -1,0 +1,193 @@
+"""The commands, as a user starts them: from anywhere, with any mistake."""
+
+import json
+import os
+from pathlib import Path
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ENV = os.environ | {"XLA_FLAGS": ""}
+
+
+def run(*args, cwd, **env):
+  return subprocess.run(
+    [sys.executable, ROOT / "experiments/run.py", *args],
+    capture_output=True, text=True, timeout=300, cwd=cwd, env=ENV | env,
+  )  # fmt: skip
+
+
+def config(arg):
+  return f"--config={ROOT}/configs/dapo.py:{arg}"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """A run of the paper's config, shrunk, from a folder of its own."""
+  folder = tmp_path_factory.mktemp("elsewhere")
+  done = run(config("qwen32b,debug"), cwd=folder)
+  return folder, done
+
+
+def test_the_papers_config_runs_shrunk_from_another_folder(finished):
+  folder, done = finished
+  assert done.returncode == 0, done.stderr
+  workdir = folder / "runs/dapo-qwen32b-debug"
+  summary = json.loads((workdir / "summary.json").read_text())
+  for key in (
+    "accuracy_before", "accuracy_after", "iterations", "wall_sec",
+    "compile_sec",
+  ):  # fmt: skip
+    assert key in summary, key
+  assert summary["iterations"] == 2
+  saved = json.loads((workdir / "config.json").read_text())
+  assert saved["clip_high"] == 0.28 and saved["reward_rule"] == "paper"
+  assert list((workdir / "tensorboard").iterdir())
+  assert "optimizer steps" in done.stdout and "next " in done.stdout
+
+
+def test_metrics_stand_before_and_after_the_filter(finished):
+  folder, _ = finished
+  path = folder / "runs/dapo-qwen32b-debug/metrics.jsonl"
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  assert [r["iter"] for r in rows] == [0, 1, 2]
+  always = (
+    "accuracy_before_filter", "response_len_before_filter",
+    "truncated_before_filter", "share_all_right", "share_all_wrong",
+    "share_kept", "prompts_generated", "prompts_kept", "prompts_carried",
+    "prompts_dropped", "updates", "recompilations", "generate_sec",
+    "generate_tokens_per_sec", "peak_bytes", "lr",
+  )  # fmt: skip
+  with_update = (
+    "accuracy_after_filter", "response_len_after_filter",
+    "truncated_after_filter", "reward_mean", "entropy", "prob_mean",
+    "clip_frac_low", "clip_frac_high", "ratio_min", "ratio_mean", "ratio_max",
+    "grad_norm", "logprob_gap_mean", "logprob_gap_max", "score_sec",
+    "update_sec", "update_tokens_per_sec",
+  )  # fmt: skip
+  for row in rows[1:]:
+    wanted = always + (with_update if row["updates"] else ())
+    assert not [k for k in wanted if k not in row]
+    assert row["recompilations"] == 0
+    if row["updates"]:
+      assert row["logprob_gap_max"] < 1e-4  # same weights, same attention
+      assert row["ratio_min"] <= 1 <= row["ratio_max"]
+
+
+def test_samples_tell_what_was_said_and_what_it_earned(finished):
+  folder, _ = finished
+  workdir = folder / "runs/dapo-qwen32b-debug"
+  rows = [
+    json.loads(line)
+    for line in (workdir / "samples.jsonl").read_text().splitlines()
+  ]
+  if not rows:
+    pytest.skip("no mixed group in two iterations")
+  for row in rows:
+    assert {"prompt", "response", "answer", "reward", "advantage"} <= set(row)
+    assert row["reward"]["outcome"] == (1 if row["correct"] else -1)
+    assert -1 <= row["reward"]["overlong_penalty"] <= 0
+
+
+def test_no_mixed_group_is_an_iteration_without_update_then_an_end(tmp_path):
+  # Untrained weights never answer: every group is all wrong.
+  done = run(
+    config("tiny,debug"), "--config.warm_steps=0", "--config.max_empty_iters=2",
+    cwd=tmp_path,
+  )  # fmt: skip
+  assert done.returncode == 2
+  assert "2 iterations in a row without a mixed group" in done.stderr
+  assert "pass rate 0.000" in done.stderr and "easier" in done.stderr
+  path = tmp_path / "runs/dapo-tiny-debug/metrics.jsonl"
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  assert [r.get("updates") for r in rows] == [None, 0, 0]
+  assert rows[1]["groups_by_correct"][0] == rows[1]["prompts_generated"]
+
+
+def test_updates_that_are_not_finite_are_skipped_then_an_end(tmp_path):
+  done = run(
+    config("tiny,debug"), "--config.warm_steps=60", "--config.adam_eps=nan",
+    "--config.max_skipped_steps=3", "--config.iters=6", cwd=tmp_path,
+  )  # fmt: skip
+  assert done.returncode == 2, done.stdout
+  assert "optimizer steps in a row" in done.stderr
+  assert "not finite" in done.stderr and "lr=" in done.stderr
+  path = tmp_path / "runs/dapo-tiny-debug/metrics.jsonl"
+  rows = [json.loads(line) for line in path.read_text().splitlines()]
+  assert sum(r.get("skipped_nonfinite", 0) for r in rows) >= 3
+
+
+MISTAKES = {
+  "no config": ([], ["--config"]),
+  "no such file": (["--config=configs/nowhere.py"], ["nowhere.py"]),
+  "unknown variant": ([config("huge")], ["'huge'", "smollm2", "tiny"]),
+  "unknown word": ([config("tiny,fast")], ["'fast'", "debug"]),
+  "unknown field": ([config("tiny"), "--config.learning=1"], ["learning"]),
+  "not a number": ([config("tiny"), "--config.lr=fast"], ["lr", "fast"]),
+  "unknown flag": ([config("tiny"), "--wokdir=x"], ["wokdir"]),
+  "sizes": ([config("tiny"), "--config.minibatch_size=60"], ["56 or 64"]),
+  "group of one": (
+    [config("tiny"), "--config.group_size=1"], ["group_size=1"],
+  ),
+  "mesh": ([config("tiny"), "--config.mesh_tensor=3"], ["tensor=3", "1 device"]),
+  "prompts too long": (
+    [config("tiny,debug"), "--config.max_prompt_len=2"],
+    ["max_prompt_len=2", "longer"],
+  ),
+  "no weights": (
+    [config("qwen32b"), "--config.data_dir=/nowhere", "--config.mesh_tensor=1"],
+    ["Qwen2.5-32B", "config.json"],
+  ),
+  "no split": (
+    [config("tiny,debug"), "--config.train_split=dev"], ["'dev'", "train"],
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(MISTAKES))
+def test_a_mistake_is_one_line_and_nothing_is_written(name, tmp_path):
+  args, words = MISTAKES[name]
+  done = run(*args, "--workdir=w", cwd=tmp_path)
+  assert done.returncode == 2, done.stderr
+  lines = done.stderr.strip().splitlines()
+  assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+  for word in words:
+    assert word in lines[0]
+  assert not (tmp_path / "w").exists()
+
+
+def test_a_workdir_of_another_config_says_what_differs(finished):
+  folder, _ = finished
+  workdir = folder / "runs/dapo-qwen32b-debug"
+  before = (workdir / "config.json").read_text()
+  done = run(
+    config("qwen32b,debug"), f"--workdir={workdir}", "--config.clip_high=0.2",
+    cwd=folder,
+  )  # fmt: skip
+  assert done.returncode == 2
+  assert "clip_high: 0.28 there, 0.2 now" in done.stderr
+  assert (workdir / "config.json").read_text() == before
+
+
+def test_a_finished_run_goes_on_with_more_iterations(finished, tmp_path):
+  folder, _ = finished
+  workdir = tmp_path / "longer"
+  shutil.copytree(folder / "runs/dapo-qwen32b-debug", workdir)
+  done = run(
+    config("qwen32b,debug"), f"--workdir={workdir}", "--config.iters=3",
+    cwd=folder,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr
+  assert "continuing behind iteration 2 of 3" in done.stdout
+  summary = json.loads((workdir / "summary.json").read_text())
+  assert summary["iterations"] == 3
+
+
+def test_a_workdir_that_cannot_be_written(tmp_path):
+  (tmp_path / "w").write_text("a file")
+  done = run(config("tiny,debug"), "--workdir=w/run", cwd=tmp_path)
+  assert done.returncode == 2 and "workdir" in done.stderr
+  assert len(done.stderr.strip().splitlines()) == 1
