@@ -16,13 +16,13 @@ import pytest
 from dapo_jax.metrics import MEASURED_SUFFIXES
 
 HERE = Path(__file__).resolve().parent
-# Rounds of 4 prompts for a batch of 8 groups: every iteration fills its buffer
+# Rounds of 6 prompts for a batch of 8 groups: every iteration fills its buffer
 # bit by bit; surplus groups are carried over, and checkpoints skip iterations.
 ARGS = (
   f"--config={HERE.parent}/configs/dapo.py:tiny,debug",
-  "--config.iters=4", "--config.prompts_per_round=4", "--config.max_rounds=8",
+  "--config.iters=4", "--config.prompts_per_round=6", "--config.max_rounds=8",
   "--config.surplus=carry", "--config.checkpoint_every_iters=2",
-  "--config.eval_every_iters=2", "--config.warm_steps=60",
+  "--config.eval_every_iters=2", "--config.warm_steps=120",
 )  # fmt: skip
 
 
