@@ -29,7 +29,7 @@ def base() -> ConfigDict:
 
   # Supervised warm start from the data set's demonstrations; 0 steps = none
   c.warm_steps = 0
-  c.warm_lr = 1e-3
+  c.warm_lr = 1e-3  # falls to 0 along the warm start
 
   # Data
   c.dataset = "word_problems"
@@ -113,15 +113,15 @@ VARIANTS: dict[str, dict] = {
   "smollm2": dict(
     max_prompt_len=80, max_response_len=40, overlong_cache_len=8,
     require_eos=True, prompts_per_batch=8, prompts_per_round=8,
-    minibatch_size=32, row_len=208, microbatch_size=2, iters=7, lr=2e-5, weight_decay=0.0,
-    eval_problems=40, checkpoint_every_iters=4,
+    minibatch_size=32, row_len=208, microbatch_size=2, iters=8, lr=2e-5, weight_decay=0.0,
+    eval_problems=32, checkpoint_every_iters=4,
   ),
   # A small decoder from random weights: the same loop in two minutes.
   "tiny": dict(
-    model="tiny", weights="random", dataset="arithmetic", warm_steps=150,
-    max_prompt_len=20, max_response_len=64, overlong_cache_len=16,
+    model="tiny", weights="random", dataset="arithmetic", warm_steps=300,
+    warm_lr=3e-3, max_prompt_len=20, max_response_len=44, overlong_cache_len=8,
     prompts_per_batch=32, prompts_per_round=32, minibatch_size=64,
-    row_len=512, require_eos=True, iters=30, lr=5e-4, weight_decay=0.0,
+    microbatch_size=8, row_len=128, require_eos=True, iters=36, lr=2e-4, weight_decay=0.0,
     eval_problems=128, eval_samples=8, checkpoint_every_iters=10,
   ),
   # Qwen2.5 on DAPO-Math-17k: the paper's batch on a smaller model.

@@ -109,7 +109,7 @@ def build(
     max_grad_norm=c.max_grad_norm,
   )
   warm_optimizer = optim.adamw(
-    optim.learning_rate(c.warm_lr, warmup_steps=1), max_grad_norm=1.0
+    optax.linear_schedule(c.warm_lr, 0.0, c.warm_steps), max_grad_norm=1.0
   )
   shapes = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nn.unbox(boxed)

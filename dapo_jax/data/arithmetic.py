@@ -1,11 +1,12 @@
 """Running sums with a chain of thought: the task of the `tiny` variant.
 
-A problem chains additions and subtractions of one-digit numbers, kept within
+A problem adds numbers up to 4 to a digit or takes them away, kept within
 0..9; a solution writes one step a line and ends with an answer line. Lengths
 vary with the number of terms. Demonstrations for the warm start are sloppy on
-purpose: some steps are miscounted, some are said twice. A model trained on
-them knows the method and half follows it; removing the noise is what
-reinforcement learning is for.
+purpose: some ramble on and never answer, some answer with the total of the step
+before, a few steps are miscounted. A model trained on them knows the method
+and half follows it; removing the sloppiness is what reinforcement learning is
+for.
 """
 
 import random
@@ -19,16 +20,18 @@ PROMPT = (("user", "{problem}=?\n"),)
 
 _LIMIT = 9
 _TERMS = (2, 5)  # numbers in a problem, least and most
-_MISCOUNTED, _REPEATED = 0.12, 0.10  # share of the steps
+# Sloppiness of the demonstrations: shares of the solutions, and of the steps.
+_RAMBLING, _FORGETFUL, _MISCOUNTED = 0.35, 0.35, 0.04
+_RAMBLES = 12  # times that the last step is said again
 
 
 def problem(rng: random.Random) -> list[int]:
-  """Signed terms whose running sums stay within 0.._LIMIT."""
+  """A digit, then signed terms up to 4; running sums within 0.._LIMIT."""
   terms = [rng.randint(1, 9)]
   for _ in range(rng.randint(*_TERMS) - 1):
     total = sum(terms)
     terms.append(
-      rng.choice([n for n in range(-9, 10) if n and 0 <= total + n <= _LIMIT])
+      rng.choice([n for n in range(-4, 5) if n and 0 <= total + n <= _LIMIT])
     )
   return terms
 
@@ -39,18 +42,19 @@ def text(terms: list[int]) -> str:
 
 
 def solution(terms: list[int], rng: random.Random | None = None) -> str:
-  """Steps and the answer line; slips and repetitions are drawn from rng."""
-  total, steps = terms[0], []
+  """Steps and the answer line; with rng, one as sloppy as it draws."""
+  draw = rng.random if rng else lambda: 1.0
+  total, before, steps = terms[0], terms[0], []
   for n in terms[1:]:
-    result = total + n
-    if rng and rng.random() < _MISCOUNTED:
+    before, result = total, total + n
+    if draw() < _MISCOUNTED:
       result = max(0, result + rng.choice((-2, -1, 1, 2)))
-    step = f"{total}{n:+d}={result}"
-    steps.append(step)
-    while rng and rng.random() < _REPEATED:
-      steps.append(step)
+    steps.append(f"{total}{n:+d}={result}")
     total = result
-  return "\n".join(steps) + f"\nAnswer: {total}"
+  if draw() < _RAMBLING:
+    return "\n".join(steps + steps[-1:] * _RAMBLES)
+  answer = before if draw() < _FORGETFUL else total
+  return "\n".join(steps) + f"\nAnswer: {answer}"
 
 
 def split_of(problem_text: str) -> str:

@@ -46,10 +46,13 @@ class _ParquetMath(tfds.core.GeneratorBasedBuilder):
         if problem in seen:
           continue
         seen.add(problem)
-        yield len(seen) - 1, {
-          "problem": problem,
-          "answer": str(row["reward_model"]["ground_truth"]),
-        }
+        yield (
+          len(seen) - 1,
+          {
+            "problem": problem,
+            "answer": str(row["reward_model"]["ground_truth"]),
+          },
+        )
     print(f"{path.name}: {rows} rows, {len(seen)} different problems kept")
 
 

@@ -21,7 +21,16 @@ PROMPT = (
 )
 
 NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam")
-THINGS = ("apples", "books", "cakes", "cards", "coins", "eggs", "nuts", "shells")
+THINGS = (
+  "apples",
+  "books",
+  "cakes",
+  "cards",
+  "coins",
+  "eggs",
+  "nuts",
+  "shells",
+)
 
 # kind -> (operation, wording, also in training?)
 KINDS: dict[str, tuple[str, str, bool]] = {
@@ -80,9 +89,12 @@ class WordProblems(tfds.core.GeneratorBasedBuilder):
       problem = wording.format(
         who=rng.choice(NAMES), a=a, b=b, x=rng.choice(THINGS)
       )
-      yield number, {
-        "problem": problem,
-        "answer": str(result),
-        "kind": kind,
-        "solution": f"{a} {operation} {b} = {result}\nAnswer: {result}",
-      }
+      yield (
+        number,
+        {
+          "problem": problem,
+          "answer": str(result),
+          "kind": kind,
+          "solution": f"{a} {operation} {b} = {result}\nAnswer: {result}",
+        },
+      )
