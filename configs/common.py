@@ -111,18 +111,19 @@ _MATH = dict(
 VARIANTS: dict[str, dict] = {
   # SmolLM2-135M-Instruct on word problems: minutes on two CPU cores.
   "smollm2": dict(
-    max_prompt_len=80, max_response_len=40, overlong_cache_len=8,
+    max_prompt_len=80, max_response_len=36, overlong_cache_len=8,
     require_eos=True, prompts_per_batch=8, prompts_per_round=8,
-    minibatch_size=32, row_len=208, microbatch_size=2, iters=8, lr=2e-5, weight_decay=0.0,
-    eval_problems=32, checkpoint_every_iters=4,
+    minibatch_size=32, row_len=208, microbatch_size=2, iters=7, lr=3e-5,
+    weight_decay=0.0, eval_problems=32, checkpoint_every_iters=4,
   ),
   # A small decoder from random weights: the same loop in two minutes.
   "tiny": dict(
     model="tiny", weights="random", dataset="arithmetic", warm_steps=300,
     warm_lr=3e-3, max_prompt_len=20, max_response_len=44, overlong_cache_len=8,
     prompts_per_batch=32, prompts_per_round=32, minibatch_size=64,
-    microbatch_size=8, row_len=128, require_eos=True, iters=36, lr=2e-4, weight_decay=0.0,
-    eval_problems=128, eval_samples=8, checkpoint_every_iters=10,
+    microbatch_size=8, row_len=128, require_eos=True, iters=36, lr=2e-4,
+    weight_decay=0.0, eval_problems=128, eval_samples=8,
+    checkpoint_every_iters=10,
   ),
   # Qwen2.5 on DAPO-Math-17k: the paper's batch on a smaller model.
   "qwen0_5b": dict(

@@ -1,8 +1,8 @@
 """Worked examples of the objective, its gradient, and its aggregations."""
 
 import jax
-from jax.test_util import check_grads
 import jax.numpy as jnp
+from jax.test_util import check_grads
 import numpy as np
 import pytest
 

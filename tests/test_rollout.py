@@ -69,21 +69,27 @@ def test_sampler_and_scorer_agree(share):
 def test_greedy_is_the_argmax_of_the_full_forward():
   tokens, lengths = prompts()
   out = generate(tokens, lengths, np.arange(4), temperature=0.0)
+  length = small.LP + small.T
+  causal = jnp.tril(jnp.ones((length, length), bool))[None]
+
+  @jax.jit
+  def logits(row):
+    hidden, _ = small.MODEL.apply(
+      {"params": small.params()}, row[None], jnp.arange(length)[None],
+      lambda q, k, v, cache, layer: (
+        jax.nn.dot_product_attention(q, k, v, mask=causal[:, None]), cache),
+    )  # fmt: skip
+    return hidden[0] @ transformer.head(small.params()).T
+
   for i in (0, 5, 11):
     p = i // small.G
-    row = list(tokens[p, : lengths[p]])
+    row = np.zeros(length, np.int32)
+    row[: lengths[p]] = tokens[p, : lengths[p]]
     for t in range(small.T):
-      x = jnp.asarray([row])
-      n = len(row)
-      causal = jnp.tril(jnp.ones((n, n), bool))[None]
-      hidden, _ = small.MODEL.apply(
-        {"params": small.params()}, x, jnp.arange(n)[None],
-        lambda q, k, v, cache, layer, causal=causal: (
-          jax.nn.dot_product_attention(q, k, v, mask=causal[:, None]), cache),
-      )  # fmt: skip
-      best = int(jnp.argmax(hidden[0, -1] @ transformer.head(small.params()).T))
+      n = lengths[p] + t
+      best = int(jnp.argmax(logits(row)[n - 1]))
       assert out.tokens[i, t] == best
-      row.append(best)
+      row[n] = best
 
 
 def test_a_response_depends_on_its_own_request_only():
@@ -189,7 +195,7 @@ def test_eight_devices_sample_the_same(shape):
   layout = sharding.of_params(mesh, boxed, "rollout")
   by_row, everywhere = sharding.rows(mesh), sharding.replicated(mesh)
   keys = rollout.request_keys(jax.random.key(3), jnp.arange(4), 0, small.G)
-  out = jax.jit(
+  on_mesh = jax.jit(
     functools.partial(
       rollout.generate, model=small.MODEL, group_size=small.G,
       max_response_len=small.T, eos_ids=(2, 5),
@@ -198,7 +204,9 @@ def test_eight_devices_sample_the_same(shape):
     ),
     in_shardings=(layout, *[by_row] * 3, everywhere, everywhere),
     out_shardings=everywhere,
-  )(jax.device_put(small.params(), layout), tokens, lengths, keys, ONE, ONE)  # fmt: skip
+  )  # fmt: skip
+  weights = jax.device_put(small.params(), layout)
+  out = on_mesh(weights, tokens, lengths, keys, ONE, ONE)
   np.testing.assert_array_equal(out.tokens, whole.tokens)
   np.testing.assert_allclose(
     out.rollout_logprobs, whole.rollout_logprobs, atol=1e-5

@@ -132,7 +132,7 @@ MISTAKES = {
   "group of one": (
     [config("tiny"), "--config.group_size=1"], ["group_size=1"],
   ),
-  "mesh": ([config("tiny"), "--config.mesh_tensor=3"], ["tensor=3", "1 device"]),
+  "mesh": ([config("tiny"), "--config.mesh_tensor=3"], ["tensor=3"]),
   "prompts too long": (
     [config("tiny,debug"), "--config.max_prompt_len=2"],
     ["max_prompt_len=2", "longer"],

@@ -18,21 +18,38 @@ AGGREGATIONS = sorted(losses.AGGREGATIONS)
 OPTIMIZER = optax.sgd(1.0)  # its update is the gradient
 
 
-def run(b, optimizer=OPTIMIZER, params=None, **layout):
-  """One train step from a batch; returns new state and metrics."""
-  rows, targets, divisor, used, _ = small.laid_out(b, **layout)
-  params = small.params() if params is None else params
-  state = TrainState(jnp.int32(0), params, optimizer.init(params))
+def adamw():
+  return optim.adamw(
+    optim.learning_rate(1e-2, warmup_steps=4), weight_decay=0.1,
+    max_grad_norm=1.0,
+  )  # fmt: skip
+
+
+ADAMW = adamw()
+
+
+@functools.cache
+def program(optimizer):
+  """One jitted step; it compiles once a layout, for all aggregations."""
   return jax.jit(
     functools.partial(
       step.train_step, objective=small.objective, optimizer=optimizer
     )
-  )(state, rows, targets, divisor, used)
+  )
 
 
-def reference(b, loss_agg):
-  """Loss and gradient from one unpacked response a row and a plain softmax."""
-  tokens, mask, predicted = [], [], []
+def run(b, optimizer=OPTIMIZER, **layout):
+  """One train step from a batch; returns new state and metrics."""
+  rows, targets, divisor, used, _ = small.laid_out(b, **layout)
+  state = TrainState(
+    jnp.int32(0), small.params(), optimizer.init(small.params())
+  )
+  return program(optimizer)(state, rows, targets, divisor, used)
+
+
+def plain(b):
+  """The batch as one unpacked response a row, [B, LP + T]."""
+  tokens, predicted = [], []
   length = small.LP + small.T
   for i, n in enumerate(b["response_len"]):
     p = i // small.G
@@ -40,26 +57,28 @@ def reference(b, loss_agg):
     row = np.concatenate([prompt, b["tokens"][i, :n]])
     tokens.append(np.pad(row, (0, length - len(row))))
     predicted.append(len(prompt) - 1 + np.minimum(np.arange(small.T), n))
-  tokens, predicted = jnp.asarray(tokens), jnp.asarray(predicted)
-  mask = jnp.asarray(np.arange(small.T) < b["response_len"][:, None])
+  mask = np.arange(small.T) < b["response_len"][:, None]
+  return np.array(tokens), np.array(predicted), mask
+
+
+@functools.partial(jax.jit, static_argnames="loss_agg")
+def _reference(tokens, predicted, mask, responses, old, advantages, loss_agg):
+  length = tokens.shape[1]
   causal = jnp.tril(jnp.ones((length, length), bool))[None]
+  causal = jnp.broadcast_to(causal, (len(tokens), length, length))
+  positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
+  attend = lambda q, k, v, cache, layer: (
+    attention.attention(q, k, v, causal),
+    cache,
+  )
 
   def loss(params):
-    attend = lambda q, k, v, cache, layer: (
-      attention.attention(q, k, v, jnp.broadcast_to(
-        causal, (len(tokens), length, length))), cache
-    )  # fmt: skip
-    positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
     hidden, _ = small.MODEL.apply({"params": params}, tokens, positions, attend)
     logprobs = jax.nn.log_softmax(hidden @ transformer.head(params).T)
     at = jnp.take_along_axis(logprobs, predicted[:, :, None], axis=1)
-    chosen = jnp.take_along_axis(at, b["tokens"][:, :, None], axis=2)[..., 0]
+    chosen = jnp.take_along_axis(at, responses[:, :, None], axis=2)[..., 0]
     per_token, _ = losses.policy_loss(
-      chosen,
-      jnp.asarray(b["old_logprobs"]),
-      jnp.asarray(b["advantages"]),
-      mask,
-      **small.KNOBS,
+      chosen, old, advantages, mask, **small.KNOBS
     )
     return losses.aggregate(
       per_token, mask, loss_agg=loss_agg, group_size=small.G,
@@ -67,6 +86,14 @@ def reference(b, loss_agg):
     )  # fmt: skip
 
   return jax.value_and_grad(loss)(small.params())
+
+
+def reference(b, loss_agg):
+  """Loss and gradient from one unpacked response a row and a plain softmax."""
+  return _reference(
+    *plain(b), b["tokens"], b["old_logprobs"], b["advantages"],
+    loss_agg=loss_agg,
+  )  # fmt: skip
 
 
 def check(state, metrics, value, grad):
@@ -122,32 +149,40 @@ def test_an_empty_response_and_an_empty_group_change_nothing(loss_agg):
   check(state, metrics, *reference(b, loss_agg))
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 2, 4)])
-@pytest.mark.parametrize("loss_agg", AGGREGATIONS)
-def test_eight_devices_are_one(loss_agg, shape):
-  b = small.batch()
+@functools.cache
+def on_mesh(shape):
+  """The step laid out over eight devices, and the layout of the params."""
   mesh = sharding.make_mesh(dict(zip(sharding.AXES, shape)))
   boxed = jax.eval_shape(
     lambda: transformer.init_params(small.CONFIG, jax.random.key(0))
   )
   layout = sharding.of_params(mesh, boxed, "train")
-  rows, targets, divisor, used, _ = small.laid_out(
-    b, loss_agg=loss_agg, row_len=30, capacity=16, microbatch=8
-  )
-  params = jax.device_put(small.params(), layout)
-  state = TrainState(jnp.int32(0), params, OPTIMIZER.init(params))
+  params = small.params()
   by_row, everywhere = sharding.rows(mesh, 1), sharding.replicated(mesh)
   of_state = TrainState(
     everywhere, layout,
-    sharding.like_params(state.opt_state, params, layout, mesh),
+    sharding.like_params(OPTIMIZER.init(params), params, layout, mesh),
   )  # fmt: skip
-  state, metrics = jax.jit(
+  return jax.jit(
     functools.partial(
       step.train_step, objective=small.objective, optimizer=OPTIMIZER
     ),
     in_shardings=(of_state, by_row, by_row, everywhere, everywhere),
     out_shardings=(of_state, everywhere),
-  )(state, rows, targets, divisor, used)
+  ), layout
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 4, 1), (2, 2, 2), (1, 2, 4)])
+@pytest.mark.parametrize("loss_agg", AGGREGATIONS)
+def test_eight_devices_are_one(loss_agg, shape):
+  b = small.batch()
+  rows, targets, divisor, used, _ = small.laid_out(
+    b, loss_agg=loss_agg, row_len=30, capacity=16, microbatch=8
+  )
+  step_on_mesh, layout = on_mesh(shape)
+  params = jax.device_put(small.params(), layout)
+  state = TrainState(jnp.int32(0), params, OPTIMIZER.init(params))
+  state, metrics = step_on_mesh(state, rows, targets, divisor, used)
   check(jax.device_get(state), metrics, *reference(b, loss_agg))
 
 
@@ -162,23 +197,28 @@ def test_score_is_the_logprob_of_every_response_token():
   logprobs = packing.from_rows(
     np.asarray(out).reshape(12, 30), b["response_len"], small.T, slots
   )
-  # One by one, the plain way.
-  for i in (0, 4, 11):
-    n, p = b["response_len"][i], i // small.G
-    prompt = b["prompt_tokens"][p, : b["prompt_len"][p]]
-    row = jnp.asarray(np.concatenate([prompt, b["tokens"][i, :n]]))[None]
-    length = row.shape[1]
-    causal = jnp.tril(jnp.ones((length, length), bool))[None]
+  tokens, predicted, mask = plain(b)
+  length = tokens.shape[1]
+  causal = jnp.tril(jnp.ones((length, length), bool))[None]
+
+  @jax.jit
+  def expected(tokens, predicted, responses):
     hidden, _ = small.MODEL.apply(
-      {"params": small.params()}, row, jnp.arange(length)[None],
+      {"params": small.params()}, tokens,
+      jnp.broadcast_to(jnp.arange(length), tokens.shape),
       lambda q, k, v, cache, layer: (
-        attention.attention(q, k, v, causal), cache),
+        attention.attention(
+          q, k, v, jnp.broadcast_to(causal, (len(tokens), length, length))
+        ), cache),
     )  # fmt: skip
-    logits = hidden @ transformer.head(small.params()).T
-    plain = jax.nn.log_softmax(logits)[0, len(prompt) - 1 : -1]
-    expected = plain[jnp.arange(n), b["tokens"][i, :n]]
-    np.testing.assert_allclose(logprobs[i, :n], expected, atol=1e-5)
-    np.testing.assert_array_equal(logprobs[i, n:], 0)
+    logits = jax.nn.log_softmax(hidden @ transformer.head(small.params()).T)
+    at = jnp.take_along_axis(logits, predicted[:, :, None], axis=1)
+    return jnp.take_along_axis(at, responses[:, :, None], axis=2)[..., 0]
+
+  all_expected = np.asarray(expected(tokens, predicted, b["tokens"]))
+  np.testing.assert_allclose(
+    logprobs, np.where(mask, all_expected, 0), atol=1e-5
+  )
 
 
 def test_remat_changes_nothing():
@@ -197,18 +237,11 @@ def test_remat_changes_nothing():
       policy_loss=functools.partial(losses.policy_loss, **small.KNOBS),
     )  # fmt: skip
     grads.append(
-      jax.grad(objective, has_aux=True)(
+      jax.jit(jax.grad(objective, has_aux=True))(
         small.params(), pick(rows), pick(targets)
       )[0]
     )
   chex.assert_trees_all_close(*grads, atol=1e-6, rtol=1e-5)
-
-
-def adamw():
-  return optim.adamw(
-    optim.learning_rate(1e-2, warmup_steps=4), weight_decay=0.1,
-    max_grad_norm=1.0,
-  )  # fmt: skip
 
 
 LAYOUT = dict(loss_agg="token_mean", row_len=30, capacity=12, microbatch=2)
@@ -218,11 +251,11 @@ LAYOUT = dict(loss_agg="token_mean", row_len=30, capacity=12, microbatch=2)
 def test_an_update_that_is_not_finite_is_skipped_and_counted(bad):
   b = small.batch()
   b["advantages"][0, 0] = bad
-  state, metrics = run(b, adamw(), **LAYOUT)
+  state, metrics = run(b, ADAMW, **LAYOUT)
   assert metrics["skipped_nonfinite"] == 1
   chex.assert_trees_all_equal(state.params, small.params())
   chex.assert_trees_all_equal(state.opt_state, adamw().init(small.params()))
-  good, metrics = run(small.batch(), adamw(), **LAYOUT)
+  good, metrics = run(small.batch(), ADAMW, **LAYOUT)
   assert metrics["skipped_nonfinite"] == 0
   assert not np.array_equal(good.params["embed"], small.params()["embed"])
 
@@ -230,7 +263,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(bad):
 def test_no_token_to_learn_from_leaves_everything_as_it_is():
   # Not even weight decay acts, and the moments stay.
   b = small.batch(response_len=np.zeros(12, int))
-  state, metrics = run(b, adamw(), **LAYOUT)
+  state, metrics = run(b, ADAMW, **LAYOUT)
   assert metrics["skipped_empty"] == 1 and metrics["loss"] == 0
   chex.assert_trees_all_equal(state.params, small.params())
   assert int(state.step) == 1

@@ -36,7 +36,7 @@ THINGS = (
 KINDS: dict[str, tuple[str, str, bool]] = {
   "buys": ("+", "{who} has {a} {x} and buys {b} more. How many {x}?", True),
   "finds": ("+", "{who} has {a} {x} and finds {b} more. How many {x}?", True),
-  "colours": ("+", "{who} has {a} red {x} and {b} blue {x}. How many {x}?", True),
+  "red": ("+", "{who} has {a} red {x} and {b} blue {x}. How many {x}?", True),
   "boxes": ("*", "{who} has {a} boxes with {b} {x} each. How many {x}?", True),
   "rows": ("*", "{who} has {a} rows of {b} {x}. How many {x}?", True),
   "packs": ("*", "{who} has {a} packs of {b} {x}. How many {x}?", True),
