@@ -87,10 +87,15 @@ class Checkpoints:
       return Saved(out["state"], out["loop"], buffer, out.get("tallies"))
     except Exception as error:  # whatever Orbax or TensorStore make of it
       reason = " ".join(str(error).split())[:200]
+      older = len(self._manager.all_steps()) > 1
+      remedy = (
+        "Delete that folder to continue from the checkpoint before it"
+        if older
+        else "It is the only one: delete the workdir to start over"
+      )
       raise ValueError(
         f"checkpoint {folder} cannot be read ({type(error).__name__}: "
-        f"{reason}); nothing was changed. Delete that folder to continue from "
-        "the checkpoint before it, or give another --workdir"
+        f"{reason}); nothing was changed. {remedy}, or give another --workdir"
       ) from error
 
   def wait(self) -> None:

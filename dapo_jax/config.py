@@ -1,5 +1,6 @@
 """Checks of a config before anything is built, and its arithmetic in words."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -55,6 +56,11 @@ def check(c, batch_shards: int = 1) -> None:
       f"eval_dataset={c.eval_dataset!r} is unknown; choose from "
       f"{', '.join(DATASETS)}"
     )
+  if c.wandb and importlib.util.find_spec("wandb") is None:
+    raise UserError(
+      "wandb=True, but wandb is not installed: pip install wandb, or leave it "
+      "out (metrics.jsonl and TensorBoard are always written)"
+    )
   _check_ranges(c)
   _check_sizes(c, batch_shards)
 
@@ -74,12 +80,12 @@ def _check_ranges(c) -> None:
     "eval_every_iters", "num_logged_samples", "warm_steps", "warm_lr",
     "overlong_cache_len", "clip_low", "clip_high", "row_len", "lr",
     "warmup_iters", "weight_decay", "max_grad_norm", "eval_problems",
-    "eval_temperature",
+    "eval_temperature", "seed",
   )  # fmt: skip
   for field in not_negative:
     if not c[field] >= 0:
       raise UserError(f"{field}={c[field]} must not be negative")
-  if c.temperature <= 0:
+  if not c.temperature > 0:
     raise UserError(
       f"temperature={c.temperature}: training samples a policy, so it must be "
       "more than 0 (evaluation may be greedy: eval_temperature=0)"
@@ -104,7 +110,7 @@ def _check_ranges(c) -> None:
 
 
 def _check_sizes(c, shards: int) -> None:
-  if c.group_size == 1 and (c.filter_groups or c.advantage in ESTIMATORS):
+  if c.group_size == 1:
     raise UserError(
       "group_size=1: a group of one has advantage 0 and is never mixed, so "
       "nothing would be learned; take at least 2 (the paper: 16)"
@@ -130,12 +136,6 @@ def _check_sizes(c, shards: int) -> None:
     raise UserError(
       f"row_len={c.row_len} is less than max_prompt_len={c.max_prompt_len} + "
       f"max_response_len={c.max_response_len}; make it at least {longest}, or 0"
-    )
-  positions = MODELS[c.model].max_positions
-  if c.weights != "random" and longest > positions:
-    raise UserError(
-      f"max_prompt_len + max_response_len = {longest} is more than the "
-      f"{positions} positions of {c.model}"
     )
   for field in ("microbatch_size", "prompts_per_round"):
     if c[field] % shards:
@@ -194,17 +194,28 @@ def claim(workdir: Path, c) -> None:
     UserError: it cannot be written, or it belongs to another config.
   """
   path = workdir / "config.json"
-  ours = json.loads(c.to_json())
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    if not path.exists():
-      write_json(path, ours)
-      return
-    theirs = json.loads(path.read_text())
+    if path.exists():
+      theirs = json.loads(path.read_text())
+      if not isinstance(theirs, dict):
+        raise UserError(f"{path} is damaged (no object in it); restore it")
+      compare(theirs, c, f"workdir {workdir}")
+    elif (workdir / "metrics.jsonl").exists():
+      raise UserError(
+        f"workdir {workdir} holds a run without its config.json; restore that "
+        "file, or give another --workdir"
+      )
+    write_json(path, json.loads(c.to_json()))
   except json.JSONDecodeError as error:
     raise UserError(f"{path} is damaged ({error}); restore it") from error
   except OSError as error:
     raise UserError(f"workdir {workdir}: {error.strerror}") from error
+
+
+def compare(theirs: dict, c, where: str) -> None:
+  """Raises UserError, saying what differs, unless both are one run's."""
+  ours = json.loads(c.to_json())
   differ = [
     f"{k}: {theirs.get(k, '(absent)')!r} there, {ours.get(k, '(absent)')!r} now"
     for k in sorted(theirs.keys() | ours.keys())
@@ -212,7 +223,6 @@ def claim(workdir: Path, c) -> None:
   ]
   if differ:
     raise UserError(
-      f"workdir {workdir} belongs to another config ({'; '.join(differ)}); "
+      f"{where} belongs to another config ({'; '.join(differ)}); "
       "give another --workdir, or the same config"
     )
-  write_json(path, ours)

@@ -16,13 +16,11 @@ class Evaluation(NamedTuple):
     is_correct: verdicts.
     response_len: tokens, end of sequence included.
     is_truncated: no end of sequence within the limit.
-    texts: responses, problem by problem.
   """
 
   is_correct: Bool[np.ndarray, "n k"]
   response_len: Int[np.ndarray, "n k"]
   is_truncated: Bool[np.ndarray, "n k"]
-  texts: list[str]
 
 
 def run(
@@ -41,8 +39,8 @@ def run(
 
   Args:
     problems: held-out problems.
-    sample: `sample(PromptBatch fields, first_sample) -> (is_correct, rollout,
-      texts)` on prompts_per_round prompts x group_size samples.
+    sample: `sample(tokens, lengths, index, answers, first_sample) ->
+      (is_correct, rollout)` on prompts_per_round prompts x group_size samples.
     num_samples: k.
     prompts_per_round: prompts of one call.
     group_size: samples per prompt of one call.
@@ -52,7 +50,6 @@ def run(
   correct, lengths, truncated = (
     np.zeros((n, num_samples), t) for t in (bool, np.int32, bool)
   )
-  texts = [[""] * num_samples for _ in range(n)]
   for start in range(0, n, size):
     # The last call is filled up with the last problem and cut.
     index = np.minimum(np.arange(start, start + size), n - 1)
@@ -63,9 +60,7 @@ def run(
     for first in range(0, num_samples, group_size):
       columns = slice(first, min(first + group_size, num_samples))
       answers = [problems.answers[i] for i in index]
-      verdict, rollout, words = sample(
-        tokens, prompt_len, index, answers, first
-      )
+      verdict, rollout = sample(tokens, prompt_len, index, answers, first)
       width = columns.stop - columns.start
       cut = lambda x: np.asarray(x).reshape(size, group_size)[
         : rows.stop - start, :width
@@ -73,10 +68,7 @@ def run(
       correct[rows, columns] = cut(verdict)
       lengths[rows, columns] = cut(rollout.response_len)
       truncated[rows, columns] = cut(rollout.is_truncated)
-      for i in range(start, rows.stop):
-        k = (i - start) * group_size
-        texts[i][columns] = words[k : k + width]
-  return Evaluation(correct, lengths, truncated, sum(texts, []))
+  return Evaluation(correct, lengths, truncated)
 
 
 def average(is_correct: Bool[np.ndarray, "n k"]) -> tuple[float, float]:

@@ -65,7 +65,7 @@ def policy_loss(
   metrics = {
     "ratio_mean": masked.metric(ratio, response_mask),
     "ratio_max": masked.maximum(ratio, response_mask),
-    "ratio_min": masked.maximum(-ratio, response_mask),
+    "ratio_min_negated": masked.maximum(-ratio, response_mask),
     "clip_frac_high": masked.metric(is_high.astype(loss.dtype), response_mask),
     "clip_frac_low": masked.metric(is_low.astype(loss.dtype), response_mask),
   }

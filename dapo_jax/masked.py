@@ -11,11 +11,6 @@ def metric(x: Float[Array, "*S"], mask: Bool[Array, "*S"]) -> Metric:
   return Metric(jnp.sum(jnp.where(mask, x, 0.0)), jnp.sum(mask, dtype=x.dtype))
 
 
-def mean(x: Float[Array, "*S"], mask: Bool[Array, "*S"]) -> Float[Array, ""]:
-  """Mean of x over the mask."""
-  return metric(x, mask).value()
-
-
 def maximum(x: Float[Array, "*S"], mask: Bool[Array, "*S"]) -> Maximum:
   """Maximum of x over the mask."""
   return Maximum(jnp.max(jnp.where(mask, x, -jnp.inf)))

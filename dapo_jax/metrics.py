@@ -5,8 +5,10 @@ import contextlib
 import json
 from pathlib import Path
 import resource
+import sys
 import time
 from typing import Any
+import zlib
 
 import jax
 import numpy as np
@@ -80,6 +82,18 @@ def write_json(path: Path, value: Any) -> None:
   temporary.replace(path)
 
 
+def read_rows(path: Path) -> Iterator[dict]:
+  """Rows of a file of JSON lines; a torn one ends it, no file is no rows."""
+  if not path.exists():
+    return
+  with path.open() as file:
+    for line in file:
+      try:
+        yield json.loads(line)
+      except json.JSONDecodeError:
+        return
+
+
 class JsonLines:
   """A file of one JSON object a line, each with its `iter`.
 
@@ -88,23 +102,22 @@ class JsonLines:
   """
 
   def __init__(self, path: Path, first_iter: int):
-    self.rows = []
-    if path.exists():
-      with contextlib.suppress(json.JSONDecodeError):
-        for line in path.read_text().splitlines():
-          row = json.loads(line)
-          if row["iter"] < first_iter:
-            self.rows.append(row)
+    self._path = path
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(json.dumps(r) + "\n" for r in self.rows))
+    with temporary.open("w") as file:
+      for row in read_rows(path):
+        if row["iter"] < first_iter:
+          file.write(json.dumps(row) + "\n")
     temporary.replace(path)
     self._file = path.open("a")
 
+  def read(self) -> list[dict]:
+    """All rows, those of earlier processes too."""
+    return list(read_rows(self._path))
+
   def write(self, row: dict) -> None:
     """Appends a row and hands it to the operating system."""
-    row = plain(row)
-    self.rows.append(row)
-    self._file.write(json.dumps(row) + "\n")
+    self._file.write(json.dumps(plain(row)) + "\n")
     self._file.flush()
 
   def close(self) -> None:
@@ -124,16 +137,12 @@ class Boards:
     )
     self._wandb = None
     if wandb:
-      try:
-        import wandb as wandb_lib
-      except ImportError as error:
-        raise ValueError(
-          "wandb=True, but wandb is not installed: pip install wandb, or "
-          "leave it out (metrics.jsonl and TensorBoard are always written)"
-        ) from error
+      import wandb as wandb_lib
+
+      path = str(workdir.resolve())
       self._wandb = wandb_lib.init(
         project="dapo_jax", dir=str(workdir), config=config, resume="allow",
-        id=workdir.resolve().name,
+        id=f"{workdir.resolve().name}-{zlib.crc32(path.encode()):08x}",
       )  # fmt: skip
 
   def write(self, step: int, row: dict) -> None:
@@ -157,4 +166,5 @@ def peak_bytes() -> int:
   stats = jax.local_devices()[0].memory_stats() or {}
   if "peak_bytes_in_use" in stats:
     return int(stats["peak_bytes_in_use"])
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return peak if sys.platform == "darwin" else peak * 1024  # there in bytes

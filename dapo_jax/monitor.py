@@ -5,6 +5,8 @@ sampling keeps is a selection, and a metric of the kept groups alone rises by
 selection too.
 """
 
+import functools
+import operator
 from typing import Any
 
 from jaxtyping import Int
@@ -14,6 +16,7 @@ from dapo_jax.data.prompts import Problems
 from dapo_jax.data.tokenizer import Tokenizer
 from dapo_jax.evaluate import Evaluation, average, pass_at_k
 from dapo_jax.groups import Groups, is_mixed
+from dapo_jax.types import Maximum, Metric
 from dapo_jax.update import Rewards
 
 # Of a verdict (rewards.Verdict.status), as tallied: a number is its place.
@@ -76,21 +79,42 @@ def after_filter(groups: Groups, rewards: Rewards) -> dict[str, Any]:
 
 
 def of_updates(updates: list[dict]) -> dict[str, Any]:
-  """Metrics of the optimizer steps of an iteration: means, and extremes."""
-  if not updates:
-    return {"updates": 0}
-  out = {"updates": len(updates)}
-  for name in updates[0]:
-    values = np.array([float(u[name]) for u in updates])
-    if name.startswith("skipped"):
-      out[name] = int(values.sum())
-    elif name == "ratio_max":
-      out[name] = values.max()
-    elif name == "ratio_min":
-      out[name] = values.min()
-    else:
-      out[name] = values.mean()
+  """Metrics of the optimizer steps of an iteration.
+
+  Those of tokens are added over the steps and divided once; loss and gradient
+  norm are means over the steps that were applied.
+  """
+  applied = [u for u in updates if not is_skipped(u)]
+  out: dict[str, Any] = {
+    "updates": len(applied),
+    "skipped_nonfinite": sum(int(u["skipped_nonfinite"]) for u in updates),
+    "skipped_empty": sum(int(u["skipped_empty"]) for u in updates),
+  }
+  for name in applied[0] if applied else ():
+    values = [u[name] for u in applied]
+    if isinstance(values[0], (Metric, Maximum)):
+      out[name] = float(functools.reduce(operator.add, values).value())
+    elif name not in out:
+      out[name] = float(np.mean(values))
+  if "ratio_min_negated" in out:
+    out["ratio_min"] = -out.pop("ratio_min_negated")
   return out
+
+
+def is_skipped(step_metrics: dict) -> bool:
+  """The step left parameters and optimizer state as they were."""
+  return bool(
+    step_metrics["skipped_nonfinite"] or step_metrics["skipped_empty"]
+  )
+
+
+def skipped_in_a_row(so_far: int, updates: list[dict]) -> tuple[int, int]:
+  """Steps in a row that were not finite: up to now, and the longest row."""
+  longest = so_far
+  for u in updates:
+    so_far = so_far + 1 if u["skipped_nonfinite"] else 0
+    longest = max(longest, so_far)
+  return so_far, longest
 
 
 def rates(row: dict, seconds: dict, groups: Groups | None) -> dict[str, float]:
@@ -105,13 +129,6 @@ def rates(row: dict, seconds: dict, groups: Groups | None) -> dict[str, float]:
       groups.response_len.sum() / seconds["update_sec"]
     )
   return out
-
-
-def skipped_in_a_row(so_far: int, updates: list[dict]) -> int:
-  """Optimizer steps in a row, up to now, that were not finite."""
-  for u in updates:
-    so_far = so_far + 1 if u["skipped_nonfinite"] else 0
-  return so_far
 
 
 def of_evaluation(
@@ -159,6 +176,16 @@ def sample_rows(
     }
 
 
+def brief(row: dict) -> str:
+  """What stands behind the progress bar."""
+  shown = (
+    ("accuracy_before_filter", "accuracy {:.2f}"),
+    ("reward_mean", "reward {:+.2f}"),
+    ("response_len_before_filter", "length {:.0f}"),
+  )
+  return " ".join(f.format(row[k]) for k, f in shown if row.get(k) is not None)
+
+
 def line(row: dict, iters: int) -> str:
   """One line of progress."""
   parts = [f"iter {row['iter']:>3}/{iters}"]
@@ -174,6 +201,9 @@ def line(row: dict, iters: int) -> str:
     ("iter_sec", "{:.1f} s"),
   )
   parts += [f.format(row[k]) for k, f in shown if row.get(k) is not None]
+  left = iters - row["iter"]
+  if left and row.get("iter_sec"):
+    parts.append(f"about {left * row['iter_sec'] / 60:.0f} min left")
   if row["iter"] and not row.get("updates"):
     parts.append("nothing to learn from, no update")
   if row.get("skipped_nonfinite"):
@@ -184,7 +214,7 @@ def line(row: dict, iters: int) -> str:
 def reason_to_stop(c, empty_iters: int, skipped: int, row: dict) -> str | None:
   """Why a run cannot go on, with the remedies; None if it can."""
   if empty_iters >= c.max_empty_iters:
-    pass_rate = row["accuracy_before_filter"]
+    pass_rate = row.get("accuracy_before_filter", 0.0)
     remedy = (
       "the problems are too hard: give easier ones, a longer "
       "max_response_len, or a stronger model"

@@ -144,6 +144,8 @@ def build(
     temperature=c.temperature,
     logits_chunk_len=c.logits_chunk_len,
   )
+  # Demonstrations are no samples: their likelihood is at temperature 1.
+  plain_forward = functools.partial(forward, temperature=1.0)
   policy_loss = functools.partial(
     losses.policy_loss,
     clip_low=c.clip_low,
@@ -153,7 +155,7 @@ def build(
   policy = functools.partial(
     step.policy_objective, forward=forward, policy_loss=policy_loss
   )
-  nll = functools.partial(step.nll_objective, forward=forward)
+  nll = functools.partial(step.nll_objective, forward=plain_forward)
 
   def update(objective, tx: optax.GradientTransformation):
     return jax.jit(
@@ -179,9 +181,7 @@ def build(
       group_size=group_size,
       max_response_len=c.max_response_len,
       eos_ids=tuple(eos_ids),
-      constrain=lambda x, axis=0: jax.lax.with_sharding_constraint(
-        x, sharding.rows(mesh, axis)
-      ),
+      constrain=functools.partial(sharding.constrain, mesh),
     )
 
   def generate(group_size):

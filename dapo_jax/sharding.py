@@ -76,6 +76,16 @@ def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec(*[None] * axis, BATCH_AXES))
 
 
+def constrain(mesh: Mesh, x: jax.Array, axis: int = 0) -> jax.Array:
+  """Splits axis `axis` of x over the batch axes; the others stay free."""
+  free = PartitionSpec.UNCONSTRAINED
+  spec = [free] * x.ndim
+  spec[axis] = BATCH_AXES
+  return jax.lax.with_sharding_constraint(
+    x, NamedSharding(mesh, PartitionSpec(*spec))
+  )
+
+
 def of_params(mesh: Mesh, boxed: Any, layout: str) -> Any:
   """Shardings of a tree of parameters boxed with logical axis names.
 

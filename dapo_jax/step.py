@@ -129,7 +129,8 @@ def train_step(
     optimizer: optax chain.
 
   Returns:
-    The new state and metrics.
+    The new state; metrics, those of tokens as Metric and Maximum, so that the
+    steps of an iteration can be added before they are divided.
   """
   grad_fn = jax.value_and_grad(objective, has_aux=True)
   pick = lambda m: jax.tree.map(lambda x: x[m], (rows, targets))
@@ -164,17 +165,13 @@ def train_step(
   params = optax.apply_updates(state.params, updates)
   keep = functools.partial(jnp.where, apply)
   state = TrainState(
-    state.step + 1,
+    state.step + apply.astype(jnp.int32),
     jax.tree.map(keep, params, state.params),
     jax.tree.map(keep, opt_state, state.opt_state),
   )
-  metrics = {name: m.value() for name, m in metrics.items()}
-  if "ratio_min" in metrics:
-    metrics["ratio_min"] = -metrics["ratio_min"]
-  metrics.update(
-    loss=loss,
-    grad_norm=grad_norm,
-    skipped_nonfinite=(~is_finite).astype(jnp.int32),
-    skipped_empty=(divisor <= 0).astype(jnp.int32),
-  )
-  return state, metrics
+  return state, metrics | {
+    "loss": loss,
+    "grad_norm": grad_norm,
+    "skipped_nonfinite": (~is_finite).astype(jnp.int32),
+    "skipped_empty": (divisor <= 0).astype(jnp.int32),
+  }

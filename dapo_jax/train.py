@@ -16,7 +16,9 @@ The life of one batch:
 The host's part is the same on every process: all read all responses.
 """
 
+from collections.abc import Callable
 import functools
+import json
 from pathlib import Path
 import signal
 import threading
@@ -52,6 +54,7 @@ from dapo_jax.data import prompts
 
 # What a random key is for: folded into the root key first.
 PARAMS, ROLLOUT, EVALUATE = range(3)
+METRICS = "metrics.jsonl"
 
 
 class Preempted(Exception):
@@ -75,7 +78,6 @@ def train(c, workdir: Path) -> dict:
   """
   start_time = time.perf_counter()
   phase = metrics_lib.Phases()
-  terminated = _listen_for_sigterm()
   say = tqdm.write
 
   # ---- Setup: config, workdir, data, model ---------------------------------
@@ -85,8 +87,8 @@ def train(c, workdir: Path) -> dict:
     )
     config_lib.check(c, sharding.batch_shards(mesh))
     say(config_lib.describe(c))
-    model_config, params, tokenizer = loading.load_model(c)
-    train_set, test_set = loading.load_problems(c, tokenizer, say)
+    model_config, read_weights, tokenizer = loading.load_model(c)
+    train_set, test_set, *warm_set = loading.load_problems(c, tokenizer, say)
     config_lib.claim(workdir, c)
   except (ValueError, FileNotFoundError) as error:
     raise UserError(str(error)) from error
@@ -98,26 +100,41 @@ def train(c, workdir: Path) -> dict:
   checkpoints = checkpoint.Checkpoints(workdir, c.keep_checkpoints)
   is_new = checkpoints.is_empty
   buffer, tallies = None, None  # groups kept, and facts of all groups sampled
-  if is_new:
-    if params is None:
-      params = programs.init_params(key_for(PARAMS))
-    params = jax.device_put(params, programs.params_sharding)
-    if c.warm_steps:
-      say(f"warm start {c.warm_steps} supervised steps on demonstrations")
-      params = update.warm_start(c, programs, params, tokenizer)
-    state = programs.init_state(params)
-    loop = dict(iter=0, position=0, rounds=0, empty_iters=0, skipped=0,
-                wall_sec=0.0, compile_sec=0.0)  # fmt: skip
-  else:
-    try:
+  written = [r["iter"] for r in metrics_lib.read_rows(workdir / METRICS)]
+  try:
+    if is_new:
+      if written and written[-1] > 0:
+        raise ValueError(
+          f"workdir {workdir} has metrics up to iteration {written[-1]}, but "
+          "no checkpoint; put its checkpoints back, or give another --workdir"
+        )
+      if read_weights is None:
+        params = programs.init_params(key_for(PARAMS))
+      else:
+        params = jax.device_put(read_weights(), programs.params_sharding)
+      if c.warm_steps:
+        say(f"warm start {c.warm_steps} supervised steps on demonstrations")
+        params = update.warm_start(c, programs, params, *warm_set, tokenizer)
+      state = programs.init_state(params)
+      del params
+      loop = dict(iter=0, position=0, rounds=0, empty_iters=0, skipped=0,
+                  wall_sec=0.0, compile_sec=0.0)  # fmt: skip
+    else:
       state, loop, buffer, tallies = checkpoints.restore(programs.state_shape)
-    except ValueError as error:
-      raise UserError(str(error)) from error
-    say(f"continuing behind iteration {loop['iter']} of {c.iters}")
-  del params
+      config_lib.compare(loop.pop("config"), c, "the newest checkpoint")
+      if written[: loop["iter"] + 1] != list(range(loop["iter"] + 1)):
+        raise ValueError(
+          f"{workdir / METRICS} lacks rows up to iteration {loop['iter']}, "
+          "where the newest checkpoint is; put the file back, or give another "
+          "--workdir"
+        )
+      say(f"continuing behind iteration {loop['iter']} of {c.iters}")
+  except (ValueError, FileNotFoundError) as error:
+    raise UserError(str(error)) from error
+  del read_weights
   first = 0 if is_new else loop["iter"] + 1
   earlier = {k: loop[k] for k in ("wall_sec", "compile_sec")}
-  rows = metrics_lib.JsonLines(workdir / "metrics.jsonl", first)
+  rows = metrics_lib.JsonLines(workdir / METRICS, first)
   samples = metrics_lib.JsonLines(workdir / "samples.jsonl", first)
   boards = metrics_lib.Boards(workdir, c.to_dict(), first, c.wandb)
   bar = tqdm(
@@ -133,9 +150,11 @@ def train(c, workdir: Path) -> dict:
 
   def save() -> None:
     with phase("checkpoint"):
-      checkpoints.save(checkpoint.Saved(state, loop | spent(), buffer, tallies))
+      place = loop | spent() | {"config": json.loads(c.to_json())}
+      checkpoints.save(checkpoint.Saved(state, place, buffer, tallies))
 
   def close() -> None:
+    stop_listening()
     for writer in (checkpoints, rows, samples, boards, bar, phase):
       writer.close()
 
@@ -153,11 +172,15 @@ def train(c, workdir: Path) -> dict:
     boards.write(0, row)
     say(monitor.line(row, c.iters))
     save()
+    # From here on a row of metrics means that there is a checkpoint.
+    checkpoints.wait()
 
   # ---- Iterations ----------------------------------------------------------
+  # Before this point SIGTERM just ends the process: nothing would be lost.
+  terminated, stop_listening = _listen_for_sigterm()
   while loop["iter"] < c.iters:
     iteration, iter_start = loop["iter"] + 1, time.perf_counter()
-    weights = programs.to_rollout(state.params)
+    weights = None
     key = jax.random.fold_in(key_for(ROLLOUT), iteration)
 
     # Sample until the batch is full or the rounds are spent.
@@ -175,6 +198,8 @@ def train(c, workdir: Path) -> dict:
         max_prompt_len=c.max_prompt_len,
       )  # fmt: skip
       with phase("generate"):
+        if weights is None:
+          weights = programs.to_rollout(state.params)
         rollout = jax.device_get(
           programs.generate(
             weights, key, batch.prompt_tokens, batch.prompt_len, batch.uid,
@@ -183,7 +208,7 @@ def train(c, workdir: Path) -> dict:
         )  # fmt: skip
       with phase("verify"):
         answers = [train_set.answers[i] for i in batch.index]
-        is_correct, status, _ = judge(c, tokenizer, rollout, answers)
+        is_correct, status = judge(c, tokenizer, rollout, answers)
       found = groups_lib.of_rollout(batch, rollout, is_correct)
       tallies = monitor.add_tallies(tallies, found, status)
       kept = groups_lib.is_mixed(found.is_correct) | (not c.filter_groups)
@@ -191,6 +216,7 @@ def train(c, workdir: Path) -> dict:
         buffer = groups_lib.join(buffer, groups_lib.take(found, kept))
       loop["position"] += c.prompts_per_round
       loop["rounds"] += 1
+    del weights  # the update needs the memory
     row = {"iter": iteration, "rounds": loop["rounds"]}
     row |= monitor.before_filter(tallies, c.group_size)
 
@@ -200,9 +226,11 @@ def train(c, workdir: Path) -> dict:
       chosen, carried, dropped = groups_lib.split_surplus(
         buffer, c.prompts_per_batch, c.surplus
       )
-      with phase("score"):
-        chosen = update.score(c, programs, state.params, chosen)
-        if carried is not None:
+      if not chosen.is_scored.all():
+        with phase("score"):
+          chosen = update.score(c, programs, state.params, chosen)
+      if carried is not None and not carried.is_scored.all():
+        with phase("score"):
           carried = update.score(c, programs, state.params, carried)
       with phase("update"):
         rewarded = update.shape_rewards(c, programs, chosen)
@@ -213,8 +241,11 @@ def train(c, workdir: Path) -> dict:
         c.num_logged_samples,
       ):  # fmt: skip
         samples.write(sample)
-    loop["empty_iters"] = 0 if updates else loop["empty_iters"] + 1
-    loop["skipped"] = monitor.skipped_in_a_row(loop["skipped"], updates)
+    is_empty = all(u["skipped_empty"] for u in updates)
+    loop["empty_iters"] = loop["empty_iters"] + 1 if is_empty else 0
+    loop["skipped"], longest = monitor.skipped_in_a_row(
+      loop["skipped"], updates
+    )
     row |= monitor.of_updates(updates) | {
       "optimizer_step": int(state.step),
       "lr": float(programs.learning_rate(max(int(state.step) - 1, 0))),
@@ -235,16 +266,17 @@ def train(c, workdir: Path) -> dict:
     rows.write(row)
     boards.write(iteration, row)
     say(monitor.line(row, c.iters))
+    bar.set_postfix_str(monitor.brief(row), refresh=False)
     bar.update()
     loop |= dict(iter=iteration, rounds=0)
     buffer, tallies = carried, None
-    problem = monitor.reason_to_stop(c, loop["empty_iters"], loop["skipped"],
-                                     row)  # fmt: skip
+    problem = monitor.reason_to_stop(c, loop["empty_iters"], longest, row)
     if problem:  # the last good checkpoint stays the newest
       close()
       raise UserError(problem)
     stop = terminated.is_set() and not is_last
-    if is_last or stop or iteration % c.checkpoint_every_iters == 0:
+    is_due = iteration % c.checkpoint_every_iters == 0
+    if is_last or stop or is_due:
       save()
     if stop:
       close()
@@ -252,7 +284,7 @@ def train(c, workdir: Path) -> dict:
 
   # ---- Summary -------------------------------------------------------------
   close()
-  summary = monitor.summary(rows.rows, c, spent())
+  summary = monitor.summary(rows.read(), c, spent())
   metrics_lib.write_json(workdir / "summary.json", summary)
   say(monitor.closing(summary, c, workdir))
   return summary
@@ -260,11 +292,11 @@ def train(c, workdir: Path) -> dict:
 
 def judge(
   c, tokenizer, rollout, answers: list[str]
-) -> tuple[np.ndarray, np.ndarray, list[str]]:
+) -> tuple[np.ndarray, np.ndarray]:
   """Verdicts on the responses of a round.
 
   Returns:
-    is_correct [B]; status [B], an index into monitor.STATUSES; the texts.
+    is_correct [B]; status [B], an index into monitor.STATUSES.
 
   Raises:
     UserError: the verifier fails on most of them (that is not: they are wrong).
@@ -284,7 +316,7 @@ def judge(
   if c.require_eos:
     is_correct &= ~rollout.is_truncated
   status = np.array([monitor.STATUSES.index(v.status) for v in verdicts])
-  return is_correct, status.astype(np.int32), texts
+  return is_correct, status.astype(np.int32)
 
 
 def evaluate_policy(c, programs, weights, key, problems, tokenizer) -> dict:
@@ -298,8 +330,7 @@ def evaluate_policy(c, programs, weights, key, problems, tokenizer) -> dict:
           temperature, c.eval_top_p,
         )
       )  # fmt: skip
-      is_correct, _, texts = judge(c, tokenizer, rollout, answers)
-      return is_correct, rollout, texts
+      return judge(c, tokenizer, rollout, answers)[0], rollout
 
     return evaluate.run(
       problems, sample, num_samples=num_samples,
@@ -318,9 +349,13 @@ def evaluate_policy(c, programs, weights, key, problems, tokenizer) -> dict:
   return monitor.of_evaluation(sampled, greedy, c.eval_samples)
 
 
-def _listen_for_sigterm() -> threading.Event:
-  """An event that SIGTERM sets; the loop looks at it where it can save."""
+def _listen_for_sigterm() -> tuple[threading.Event, Callable[[], None]]:
+  """An event that SIGTERM sets, and what ends the listening.
+
+  The loop looks at the event where it can save.
+  """
   event = threading.Event()
-  if threading.current_thread() is threading.main_thread():
-    signal.signal(signal.SIGTERM, lambda *_: event.set())
-  return event
+  if threading.current_thread() is not threading.main_thread():
+    return event, lambda: None  # signals reach the main thread only
+  before = signal.signal(signal.SIGTERM, lambda *_: event.set())
+  return event, lambda: signal.signal(signal.SIGTERM, before)

@@ -97,7 +97,7 @@ class TrainState:
   """All that an update changes.
 
   Attributes:
-    step: optimizer steps tried so far, skipped ones included.
+    step: optimizer steps applied so far; skipped ones do not count.
     params: master weights, f32.
     opt_state: state of the optax chain.
   """

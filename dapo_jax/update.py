@@ -15,6 +15,7 @@ import numpy as np
 from dapo_jax import groups as groups_lib
 from dapo_jax import packing
 from dapo_jax.data import prompts
+from dapo_jax.data.prompts import Problems
 from dapo_jax.data.tokenizer import Tokenizer
 from dapo_jax.groups import Groups
 from dapo_jax.programs import Programs, row_len
@@ -127,19 +128,17 @@ def update(
   return state, jax.device_get(updates)
 
 
-def warm_start(c, programs: Programs, params, tokenizer: Tokenizer):
+def warm_start(
+  c, programs: Programs, params, problems: Problems, tokenizer: Tokenizer
+):
   """Supervised steps on demonstrations, before any reinforcement learning.
 
   The same packed rows and the same step as the update; a demonstration is a
   group of one. Returns the new params.
 
   Raises:
-    ValueError: the data set has no demonstrations.
+    ValueError: a step was not finite.
   """
-  problems = prompts.load(
-    c.dataset, "warm", tokenizer, max_prompt_len=c.max_prompt_len,
-    data_dir=c.data_dir,
-  )  # fmt: skip
   state = programs.init_warm_state(params)
   size, limit = c.minibatch_size, c.max_response_len
   for number in range(c.warm_steps):
@@ -163,8 +162,13 @@ def warm_start(c, programs: Programs, params, tokenizer: Tokenizer):
     zeros = np.zeros(on_rows.shape, np.float32)
     targets = Targets(zeros, zeros, on_rows, on_rows.astype(np.float32))
     rows, used = _run(c, slots)
-    state, _ = programs.warm_step(
+    state, metrics = programs.warm_step(
       state, rows, packing.microbatches(targets, c.microbatch_size),
       np.float32(mask.sum()), used,
     )  # fmt: skip
+    if metrics["skipped_nonfinite"]:
+      raise ValueError(
+        f"warm start: step {number + 1} is not finite; lower "
+        f"warm_lr={c.warm_lr:g}"
+      )
   return state.params

@@ -31,7 +31,8 @@ PANELS = {
 def read(run: Path) -> list[dict]:
   """Rows of a run's metrics.jsonl."""
   lines = (run / "metrics.jsonl").read_text().splitlines()
-  return [json.loads(line) for line in lines]
+  # The last line of a run that was killed may be torn.
+  return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def main() -> int:
@@ -58,7 +59,11 @@ def main() -> int:
   for axis, (title, curves) in zip(axes, PANELS.items()):
     for number, (label, key, style) in enumerate(curves):
       for first, run in enumerate(args.runs):
-        points = [(r["iter"], r[key]) for r in read(run) if key in r]
+        points = [
+          (r["iter"], r[key]) for r in read(run) if r.get(key) is not None
+        ]
+        if not points:
+          continue
         axis.plot(
           *zip(*points), style, color=f"C{number}", markersize=4,
           alpha=0.9 if len(args.runs) == 1 else 0.7,

@@ -25,7 +25,14 @@ _WORKDIR = flags.DEFINE_string(
 def main(argv: list[str]) -> int:
   """Returns the exit code: 0 done or saved, 2 a mistake of the user's."""
   try:
-    flags.FLAGS(argv)
+    if "--help" in argv or "-h" in argv:
+      print(f"{__doc__}\n{flags.FLAGS.main_module_help()}")
+      return 0
+    stray = flags.FLAGS(argv)[1:]
+    if stray:
+      raise ValueError(
+        f"{stray[0]!r} is no flag; fields are given as --config.FIELD=VALUE"
+      )
     config = _CONFIG.value
     if config is None:
       raise ValueError("give a config, e.g. --config=configs/dapo.py:tiny")
@@ -49,6 +56,8 @@ def main(argv: list[str]) -> int:
     return _refuse(error)
   except Preempted as stopped:
     print(f"SIGTERM: {stopped}; the same command continues from there.")
+  except OSError as error:  # a full disk, a folder taken away
+    return _refuse(error)
   except KeyboardInterrupt:
     print("interrupted; the same command continues from the last checkpoint.")
     return 130

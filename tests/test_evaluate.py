@@ -46,7 +46,7 @@ def test_every_problem_and_sample_is_judged_once(n, k, size, group):
     grid = (index[:, None] * 100 + numbers).reshape(-1)
     assert answers == [str(i) for i in index]
     rollout = Rollout(None, None, None, grid, grid % 2 == 0)
-    return grid % 3 == 0, rollout, [str(x) for x in grid]
+    return grid % 3 == 0, rollout
 
   out = evaluate.run(
     problems, sample, num_samples=k, prompts_per_round=size,
@@ -55,4 +55,3 @@ def test_every_problem_and_sample_is_judged_once(n, k, size, group):
   grid = np.arange(n)[:, None] * 100 + np.arange(k)
   np.testing.assert_array_equal(out.response_len, grid)
   np.testing.assert_array_equal(out.is_correct, grid % 3 == 0)
-  assert out.texts == [str(x) for x in grid.reshape(-1)]

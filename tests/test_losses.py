@@ -106,7 +106,9 @@ def test_worked_example_of_the_whole():
   np.testing.assert_allclose(metrics["clip_frac_high"].value(), 2 / 12)
   np.testing.assert_allclose(metrics["clip_frac_low"].value(), 4 / 12)
   np.testing.assert_allclose(metrics["ratio_max"].value(), 1.4, rtol=1e-6)
-  np.testing.assert_allclose(-metrics["ratio_min"].value(), 0.7, rtol=1e-6)
+  np.testing.assert_allclose(
+    -metrics["ratio_min_negated"].value(), 0.7, rtol=1e-6
+  )
   np.testing.assert_allclose(
     metrics["ratio_mean"].value(), (2.5 + 3.6 + 2.8 + 2.8) / 12, rtol=1e-6
   )

@@ -26,11 +26,11 @@ ARGS = (
 )  # fmt: skip
 
 
-def run(workdir, moment="round", count=0, name="SIGKILL"):
+def run(workdir, moment="round", count=0, name="SIGKILL", extra=()):
   """One process; it may end by its own hand."""
   return subprocess.run(
     [sys.executable, HERE / "run_and_kill.py", moment, str(count), name,
-     *ARGS, f"--workdir={workdir}"],
+     *ARGS, *extra, f"--workdir={workdir}"],
     capture_output=True, text=True, timeout=300,
     env=os.environ | {"XLA_FLAGS": "", "GLIBC_TUNABLES": ""},
     cwd=workdir.parent,
@@ -129,6 +129,38 @@ def test_a_finished_run_says_so_and_keeps_its_files(uninterrupted):
   assert done.returncode == 0, done.stderr
   assert "held-out" in done.stdout
   assert rows(uninterrupted) == before
+
+
+def test_checkpoints_that_are_gone_are_no_silent_restart(
+  uninterrupted, tmp_path
+):
+  workdir = tmp_path / "run"
+  shutil.copytree(uninterrupted, workdir)
+  shutil.rmtree(workdir / "checkpoints")
+  before = rows(workdir)
+  done = run(workdir)
+  assert done.returncode == 2
+  assert "no checkpoint" in done.stderr and "--workdir" in done.stderr
+  assert rows(workdir) == before
+  # Nor are metrics that are gone.
+  shutil.copytree(
+    uninterrupted / "checkpoints", workdir / "checkpoints", dirs_exist_ok=True
+  )
+  (workdir / "metrics.jsonl").unlink()
+  done = run(workdir)
+  assert done.returncode == 2 and "lacks rows" in done.stderr
+
+
+def test_a_checkpoint_of_another_config_says_what_differs(
+  uninterrupted, tmp_path
+):
+  workdir = tmp_path / "run"
+  shutil.copytree(uninterrupted, workdir)
+  path = workdir / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"lr": 0.5}))
+  done = run(workdir, extra=("--config.lr=0.5",))
+  assert done.returncode == 2
+  assert "checkpoint belongs to another config (lr: 0.0002 there" in done.stderr
 
 
 def test_a_torn_checkpoint_is_told_and_nothing_is_written_over(

@@ -199,8 +199,7 @@ def test_eight_devices_sample_the_same(shape):
     functools.partial(
       rollout.generate, model=small.MODEL, group_size=small.G,
       max_response_len=small.T, eos_ids=(2, 5),
-      constrain=lambda x, axis=0: jax.lax.with_sharding_constraint(
-        x, sharding.rows(mesh, axis)),
+      constrain=functools.partial(sharding.constrain, mesh),
     ),
     in_shardings=(layout, *[by_row] * 3, everywhere, everywhere),
     out_shardings=everywhere,

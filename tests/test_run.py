@@ -128,6 +128,13 @@ MISTAKES = {
   "unknown field": ([config("tiny"), "--config.learning=1"], ["learning"]),
   "not a number": ([config("tiny"), "--config.lr=fast"], ["lr", "fast"]),
   "unknown flag": ([config("tiny"), "--wokdir=x"], ["wokdir"]),
+  "stray word": ([config("tiny"), "config.lr=1"], ["config.lr=1", "--config"]),
+  "seed": ([config("tiny"), "--config.seed=-1"], ["seed=-1"]),
+  "wandb": ([config("tiny"), "--config.wandb=True"], ["pip install wandb"]),
+  "no data": (
+    [config("tiny"), "--config.dataset=dapo_math", "--config.data_dir=."],
+    ["dapo-math-17k.parquet", "hf download"],
+  ),
   "sizes": ([config("tiny"), "--config.minibatch_size=60"], ["56 or 64"]),
   "group of one": (
     [config("tiny"), "--config.group_size=1"], ["group_size=1"],

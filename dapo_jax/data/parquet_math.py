@@ -39,7 +39,11 @@ class _ParquetMath(tfds.core.GeneratorBasedBuilder):
     seen: set[str] = set()
     rows = 0
     columns = ["prompt", "reward_model"]
-    for batch in pq.ParquetFile(path).iter_batches(columns=columns):
+    file = pq.ParquetFile(path)
+    missing = sorted(set(columns) - set(file.schema_arrow.names))
+    if missing:
+      raise ValueError(f"{path}: no column {missing[0]!r} in it")
+    for batch in file.iter_batches(columns=columns):
       for row in batch.to_pylist():
         rows += 1
         problem = row["prompt"][-1]["content"]

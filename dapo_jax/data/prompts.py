@@ -93,15 +93,22 @@ def load(
   module, name = DATASETS[dataset]
   make = getattr(importlib.import_module(module), name)
   folder = Path(data_dir).expanduser() if data_dir else cache_dir() / "datasets"
-  wanted = folder / getattr(make, "FILE", "")
-  if not wanted.exists() and hasattr(make, "FILE"):
-    raise FileNotFoundError(
-      f"data set {dataset!r} needs {wanted}: get it with `{make.COMMAND}` and "
-      "put the file there, or point data_dir at its folder"
-    )
-  builder = make(data_dir=str(folder), file_format="array_record")
+  prepared, source = folder, folder
+  if hasattr(make, "FILE"):
+    # Where the user put it, or where the command below puts it.
+    found = [d for d in (folder, folder / "data") if (d / make.FILE).exists()]
+    if not found:
+      raise FileNotFoundError(
+        f"data set {dataset!r} needs {folder / make.FILE}: get it with "
+        f"`{make.COMMAND} --local-dir {folder}`, or point data_dir at its "
+        "folder"
+      )
+    source = found[0]
+    # Another file of this name is another data set.
+    prepared = folder / f"prepared-{(source / make.FILE).stat().st_size}"
+  builder = make(data_dir=str(prepared), file_format="array_record")
   builder.download_and_prepare(
-    download_config=tfds.download.DownloadConfig(manual_dir=str(folder))
+    download_config=tfds.download.DownloadConfig(manual_dir=str(source))
   )
   if split not in builder.info.splits:
     raise ValueError(

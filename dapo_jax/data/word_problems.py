@@ -13,6 +13,8 @@ import random
 
 import tensorflow_datasets as tfds
 
+from dapo_jax.data.version import source_version
+
 PROMPT = (
   ("system", "Solve."),
   ("user", "Tom has 4 pens and buys 8 more. How many pens?"),
@@ -60,7 +62,7 @@ def numbers(rng: random.Random, held_out: bool) -> tuple[int, int]:
 class WordProblems(tfds.core.GeneratorBasedBuilder):
   """Splits: `train` and `test`."""
 
-  VERSION = tfds.core.Version("1.0.0")
+  VERSION = source_version(__file__)
   SIZES = {"train": 1200, "test": 96}
 
   def _info(self):

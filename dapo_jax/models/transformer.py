@@ -145,14 +145,11 @@ class Transformer(nn.Module):
     config: dimensions.
     dtype: compute dtype; parameters are f32 masters.
     remat: recompute a layer in the backward pass instead of keeping it.
-    unroll: layers a step of the scan over layers holds (decoding on CPU reads
-      weights in place only when all are unrolled).
   """
 
   config: ModelConfig
   dtype: Any = jnp.float32
   remat: bool = False
-  unroll: int = 1
 
   @nn.compact
   def __call__(
@@ -189,7 +186,6 @@ class Transformer(nn.Module):
       split_rngs={"params": True},
       in_axes=(0, nn.broadcast),
       length=c.num_layers,
-      unroll=self.unroll,
       metadata_params={nn.PARTITION_NAME: "layers"},
     )(c, attend, self.dtype, name="layers")
     (x, cache), _ = layers((x, cache), jnp.arange(c.num_layers), positions)

@@ -84,7 +84,7 @@ def test_the_own_solutions_of_a_data_set_are_right(tokenizer, tmp_path):
       assert is_equivalent(solution, answer)
 
 
-def test_demonstrations_are_sloppy_but_mostly_right(tokenizer, tmp_path):
+def test_about_two_demonstrations_in_five_are_right(tokenizer, tmp_path):
   warm = load(tokenizer, tmp_path, "warm")
   right = np.mean(
     [
@@ -92,7 +92,7 @@ def test_demonstrations_are_sloppy_but_mostly_right(tokenizer, tmp_path):
       for solution, answer in zip(warm.solutions[:500], warm.answers)
     ]
   )
-  assert 0.4 < right < 0.9
+  assert 0.3 < right < 0.5
 
 
 def test_word_problems_hold_out_numbers_and_kinds(tmp_path):
