@@ -84,7 +84,9 @@ def _check_ranges(c) -> None:
   )  # fmt: skip
   for field in not_negative:
     if not c[field] >= 0:
-      raise UserError(f"{field}={c[field]} must not be negative")
+      raise UserError(f"{field}={c[field]} must be a number, not negative")
+  if c.seed >= 2**32:
+    raise UserError(f"seed={c.seed} must be less than 2^32 = {2**32}")
   if not c.temperature > 0:
     raise UserError(
       f"temperature={c.temperature}: training samples a policy, so it must be "
@@ -196,21 +198,25 @@ def claim(workdir: Path, c) -> None:
   path = workdir / "config.json"
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-      theirs = json.loads(path.read_text())
+    is_run = (workdir / "metrics.jsonl").exists()
+    if path.exists() and is_run:  # else it was given up before it began
+      theirs = json.loads(path.read_bytes())
       if not isinstance(theirs, dict):
         raise UserError(f"{path} is damaged (no object in it); restore it")
       compare(theirs, c, f"workdir {workdir}")
-    elif (workdir / "metrics.jsonl").exists():
+    elif is_run:
       raise UserError(
         f"workdir {workdir} holds a run without its config.json; restore that "
         "file, or give another --workdir"
       )
     write_json(path, json.loads(c.to_json()))
-  except json.JSONDecodeError as error:
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
     raise UserError(f"{path} is damaged ({error}); restore it") from error
   except OSError as error:
-    raise UserError(f"workdir {workdir}: {error.strerror}") from error
+    raise UserError(
+      f"workdir {workdir} cannot be used ({error.strerror}); give another "
+      "--workdir"
+    ) from error
 
 
 def compare(theirs: dict, c, where: str) -> None:

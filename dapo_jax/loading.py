@@ -36,7 +36,12 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
     read, tokenizer = (lambda: params), Tokenizer.from_gguf(path)
   else:
     folder = Path(c.weights).expanduser()
-    found = hf.read_config(folder)
+    try:
+      found = hf.read_config(folder)
+    except TypeError as error:
+      raise ValueError(
+        f"{folder}/config.json has a value of the wrong kind: {error}"
+      ) from error
     read, tokenizer = (
       (lambda: hf.load(folder)[1]),
       (Tokenizer.from_folder(folder)),

@@ -83,15 +83,24 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_rows(path: Path) -> Iterator[dict]:
-  """Rows of a file of JSON lines; a torn one ends it, no file is no rows."""
-  if not path.exists():
-    return
-  with path.open() as file:
-    for line in file:
-      try:
-        yield json.loads(line)
-      except json.JSONDecodeError:
+  """Rows of a file of JSON lines, each with its `iter`; no file is no rows.
+
+  Raises:
+    ValueError: a line is damaged. The last one may be torn, by a kill.
+  """
+  lines = path.read_bytes().splitlines() if path.exists() else []
+  for number, line in enumerate(lines, 1):
+    try:
+      row = json.loads(line)
+      row["iter"] + 0
+    except (ValueError, TypeError, KeyError) as error:
+      if number == len(lines):
         return
+      raise ValueError(
+        f"{path} is damaged in line {number}; restore the file, or give "
+        "another --workdir"
+      ) from error
+    yield row
 
 
 class JsonLines:

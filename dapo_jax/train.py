@@ -54,11 +54,11 @@ from dapo_jax.data import prompts
 
 # What a random key is for: folded into the root key first.
 PARAMS, ROLLOUT, EVALUATE = range(3)
-METRICS = "metrics.jsonl"
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 
 
 class Preempted(Exception):
-  """SIGTERM came: the state is saved, the same command goes on from there."""
+  """SIGTERM or Ctrl-C: the state is saved, the same command goes on."""
 
 
 def train(c, workdir: Path) -> dict:
@@ -74,7 +74,7 @@ def train(c, workdir: Path) -> dict:
   Raises:
     UserError: a mistake in config, data, weights or workdir, or a run that
       cannot go on. Nothing is lost.
-    Preempted: SIGTERM came; the state is saved.
+    Preempted: SIGTERM or Ctrl-C came; the state is saved.
   """
   start_time = time.perf_counter()
   phase = metrics_lib.Phases()
@@ -100,8 +100,10 @@ def train(c, workdir: Path) -> dict:
   checkpoints = checkpoint.Checkpoints(workdir, c.keep_checkpoints)
   is_new = checkpoints.is_empty
   buffer, tallies = None, None  # groups kept, and facts of all groups sampled
-  written = [r["iter"] for r in metrics_lib.read_rows(workdir / METRICS)]
   try:
+    written = [r["iter"] for r in metrics_lib.read_rows(workdir / METRICS)]
+    for _ in metrics_lib.read_rows(workdir / SAMPLES):
+      pass  # a damaged file is told before anything is written
     if is_new:
       if written and written[-1] > 0:
         raise ValueError(
@@ -135,7 +137,7 @@ def train(c, workdir: Path) -> dict:
   first = 0 if is_new else loop["iter"] + 1
   earlier = {k: loop[k] for k in ("wall_sec", "compile_sec")}
   rows = metrics_lib.JsonLines(workdir / METRICS, first)
-  samples = metrics_lib.JsonLines(workdir / "samples.jsonl", first)
+  samples = metrics_lib.JsonLines(workdir / SAMPLES, first)
   boards = metrics_lib.Boards(workdir, c.to_dict(), first, c.wandb)
   bar = tqdm(
     total=c.iters, initial=loop["iter"], desc=c.algorithm, unit="iter",
@@ -151,7 +153,14 @@ def train(c, workdir: Path) -> dict:
   def save() -> None:
     with phase("checkpoint"):
       place = loop | spent() | {"config": json.loads(c.to_json())}
-      checkpoints.save(checkpoint.Saved(state, place, buffer, tallies))
+      try:
+        checkpoints.save(checkpoint.Saved(state, place, buffer, tallies))
+      except Exception as error:  # Orbax has no type for a full disk
+        reason = " ".join(str(error).split())[-160:]
+        raise UserError(
+          f"a checkpoint cannot be written to {workdir} ({reason}); mend that "
+          "and run the same command: it continues from the one before"
+        ) from error
 
   def close() -> None:
     stop_listening()
@@ -176,8 +185,8 @@ def train(c, workdir: Path) -> dict:
     checkpoints.wait()
 
   # ---- Iterations ----------------------------------------------------------
-  # Before this point SIGTERM just ends the process: nothing would be lost.
-  terminated, stop_listening = _listen_for_sigterm()
+  # Before this point a signal just ends the process: nothing would be lost.
+  terminated, stop_listening = _listen()
   while loop["iter"] < c.iters:
     iteration, iter_start = loop["iter"] + 1, time.perf_counter()
     weights = None
@@ -349,13 +358,26 @@ def evaluate_policy(c, programs, weights, key, problems, tokenizer) -> dict:
   return monitor.of_evaluation(sampled, greedy, c.eval_samples)
 
 
-def _listen_for_sigterm() -> tuple[threading.Event, Callable[[], None]]:
-  """An event that SIGTERM sets, and what ends the listening.
+def _listen() -> tuple[threading.Event, Callable[[], None]]:
+  """An event that SIGTERM or Ctrl-C sets, and what ends the listening.
 
-  The loop looks at the event where it can save.
+  The loop looks at the event where it can save. A second signal ends the
+  process at once.
   """
   event = threading.Event()
   if threading.current_thread() is not threading.main_thread():
     return event, lambda: None  # signals reach the main thread only
-  before = signal.signal(signal.SIGTERM, lambda *_: event.set())
-  return event, lambda: signal.signal(signal.SIGTERM, before)
+  before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+
+  def restore():
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+  def handle(*_):
+    event.set()
+    restore()
+    tqdm.write("stopping as soon as the state can be saved; again: at once")
+
+  for number in before:
+    signal.signal(number, handle)
+  return event, restore

@@ -31,8 +31,13 @@ PANELS = {
 def read(run: Path) -> list[dict]:
   """Rows of a run's metrics.jsonl."""
   lines = (run / "metrics.jsonl").read_text().splitlines()
-  # The last line of a run that was killed may be torn.
-  return [json.loads(line) for line in lines if line.endswith("}")]
+  rows = []
+  for line in lines:
+    try:
+      rows.append(json.loads(line))
+    except json.JSONDecodeError:  # torn by a kill
+      continue
+  return rows
 
 
 def main() -> int:
@@ -49,6 +54,10 @@ def main() -> int:
     from matplotlib import pyplot
   except ImportError:
     print("error: plotting needs matplotlib: pip install matplotlib",
+          file=sys.stderr)  # fmt: skip
+    return 2
+  if not args.out.resolve().parent.is_dir():
+    print(f"error: no folder {args.out.parent} for the picture",
           file=sys.stderr)  # fmt: skip
     return 2
   missing = [r for r in args.runs if not (r / "metrics.jsonl").exists()]

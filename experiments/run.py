@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
   except UserError as error:
     return _refuse(error)
   except Preempted as stopped:
-    print(f"SIGTERM: {stopped}; the same command continues from there.")
+    print(f"stopped: {stopped}; the same command continues from there.")
   except OSError as error:  # a full disk, a folder taken away
     return _refuse(error)
   except KeyboardInterrupt:
@@ -65,7 +65,12 @@ def main(argv: list[str]) -> int:
 
 
 def _refuse(error: Exception) -> int:
-  text = " ".join(str(error).split())
+  # The text of a KeyError is a repr; ml_collections hands on whole
+  # tracebacks of a config file, whose last line is the message.
+  text = str(error.args[0] if isinstance(error, KeyError) else error)
+  if "Traceback (most recent call last)" in text:
+    text = text.rstrip().splitlines()[-1].partition(": ")[2]
+  text = " ".join(text.split())
   print(f"error: {text}", file=sys.stderr)
   return 2
 
@@ -84,4 +89,9 @@ def _use_huge_pages() -> None:
 if __name__ == "__main__":
   _use_huge_pages()
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-  sys.exit(main(sys.argv))
+  code = main(sys.argv)
+  if code:
+    # Not sys.exit: threads of a library that failed would print on.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

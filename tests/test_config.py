@@ -86,6 +86,7 @@ def set_fields(**fields):
     (dict(clip_low=1.0), ["clip_low=1.0"]),
     (dict(iters=0), ["iters=0", "at least 1"]),
     (dict(lr=-1.0), ["lr=-1.0", "negative"]),
+    (dict(seed=2**32), ["seed=4294967296"]),
     (dict(lr=float("nan")), ["lr=nan"]),
     (dict(temperature=float("nan")), ["temperature=nan"]),
     (dict(seed=-1), ["seed=-1"]),

@@ -117,7 +117,7 @@ def test_sigterm_saves_a_half_filled_buffer_and_exits_cleanly(
   workdir = tmp_path / "run"
   done = run(workdir, "round", count, "SIGTERM")
   assert done.returncode == 0, done.stderr
-  assert "SIGTERM: saved" in done.stdout
+  assert "stopped: saved" in done.stdout
   done = run(workdir)
   assert done.returncode == 0, done.stderr
   assert_same(workdir, uninterrupted)

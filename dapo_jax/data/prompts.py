@@ -105,15 +105,24 @@ def load(
       )
     source = found[0]
     # Another file of this name is another data set.
-    prepared = folder / f"prepared-{(source / make.FILE).stat().st_size}"
+    stat = (source / make.FILE).stat()
+    prepared = folder / f"prepared-{stat.st_size}-{stat.st_mtime_ns}"
   builder = make(data_dir=str(prepared), file_format="array_record")
-  builder.download_and_prepare(
-    download_config=tfds.download.DownloadConfig(manual_dir=str(source))
-  )
+  try:
+    builder.download_and_prepare(
+      download_config=tfds.download.DownloadConfig(manual_dir=str(source))
+    )
+  except Exception as error:  # TFDS and Arrow have no common type for it
+    reason = " ".join(str(error).split())[-200:]
+    raise ValueError(
+      f"data set {dataset!r} cannot be prepared from "
+      f"{source / getattr(make, 'FILE', '')}: {reason}"
+    ) from error
   if split not in builder.info.splits:
+    hint = "; set warm_steps=0" if split == "warm" else ""
     raise ValueError(
       f"data set {dataset!r} has no split {split!r}; it has "
-      f"{sorted(builder.info.splits)}"
+      f"{sorted(builder.info.splits)}{hint}"
     )
   out = Problems([], [], [], [], [], 0)
   dropped = 0
