@@ -12,9 +12,7 @@ for.
 import random
 import zlib
 
-import tensorflow_datasets as tfds
-
-from dapo_jax.data.version import source_version
+from dapo_jax.data.builder import TextBuilder, source_version
 
 # Everything that a prompt or a solution is written with.
 ALPHABET = "0123456789+-=;?\nAnswer: "
@@ -64,25 +62,11 @@ def split_of(problem_text: str) -> str:
   return "train" if zlib.crc32(problem_text.encode()) % 8 else "test"
 
 
-class Arithmetic(tfds.core.GeneratorBasedBuilder):
+class Arithmetic(TextBuilder):
   """Splits: `warm` (sloppy demonstrations), `train`, `test`."""
 
   VERSION = source_version(__file__)
   SIZES = {"warm": 4096, "train": 4096, "test": 256}
-
-  def _info(self):
-    fields = ("problem", "answer", "kind", "solution")
-    return tfds.core.DatasetInfo(
-      builder=self,
-      description=__doc__,
-      features=tfds.features.FeaturesDict(
-        {field: tfds.features.Text() for field in fields}
-      ),
-    )
-
-  def _split_generators(self, dl_manager):
-    del dl_manager
-    return {split: self._generate_examples(split) for split in self.SIZES}
 
   def _generate_examples(self, split):
     rng = random.Random(split)

@@ -9,27 +9,20 @@ about 100 times (DAPO-Math-17k, an accident its authors confirmed) and 32 times
 import pyarrow.parquet as pq
 import tensorflow_datasets as tfds
 
+from dapo_jax.data.builder import TextBuilder
+
 PROMPT = (("user", "{problem}"),)
 
 
-class _ParquetMath(tfds.core.GeneratorBasedBuilder):
+class _ParquetMath(TextBuilder, skip_registration=True):
   """Reads one parquet file that the user has put into the data folder."""
 
   VERSION = tfds.core.Version("1.0.0")
+  FIELDS = ("problem", "answer")
   MANUAL_DOWNLOAD_INSTRUCTIONS = "see the FILE and COMMAND of the builder"
   FILE: str  # name in the data folder
   COMMAND: str  # what gets it
   SPLIT: str
-
-  def _info(self):
-    fields = ("problem", "answer")
-    return tfds.core.DatasetInfo(
-      builder=self,
-      description=__doc__,
-      features=tfds.features.FeaturesDict(
-        {field: tfds.features.Text() for field in fields}
-      ),
-    )
 
   def _split_generators(self, dl_manager):
     path = dl_manager.manual_dir / self.FILE

@@ -11,9 +11,7 @@ has, and kinds of problem of its own beside the training kinds.
 
 import random
 
-import tensorflow_datasets as tfds
-
-from dapo_jax.data.version import source_version
+from dapo_jax.data.builder import TextBuilder, source_version
 
 PROMPT = (
   ("system", "Solve."),
@@ -59,25 +57,11 @@ def numbers(rng: random.Random, held_out: bool) -> tuple[int, int]:
       return pair
 
 
-class WordProblems(tfds.core.GeneratorBasedBuilder):
+class WordProblems(TextBuilder):
   """Splits: `train` and `test`."""
 
   VERSION = source_version(__file__)
   SIZES = {"train": 1200, "test": 96}
-
-  def _info(self):
-    fields = ("problem", "answer", "kind", "solution")
-    return tfds.core.DatasetInfo(
-      builder=self,
-      description=__doc__,
-      features=tfds.features.FeaturesDict(
-        {field: tfds.features.Text() for field in fields}
-      ),
-    )
-
-  def _split_generators(self, dl_manager):
-    del dl_manager
-    return {split: self._generate_examples(split) for split in self.SIZES}
 
   def _generate_examples(self, split):
     rng = random.Random(split)
