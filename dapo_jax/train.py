@@ -162,7 +162,18 @@ def train(c, workdir: Path) -> dict:
           "and run the same command: it continues from the one before"
         ) from error
 
+  def save_finished() -> None:
+    try:
+      checkpoints.wait()
+    except Exception as error:  # raised by what was written in the background
+      reason = " ".join(str(error).split())[-160:]
+      raise UserError(
+        f"a checkpoint could not be written to {workdir} ({reason}); mend that "
+        "and run the same command"
+      ) from error
+
   def close() -> None:
+    save_finished()
     stop_listening()
     for writer in (checkpoints, rows, samples, boards, bar, phase):
       writer.close()
@@ -182,7 +193,7 @@ def train(c, workdir: Path) -> dict:
     say(monitor.line(row, c.iters))
     save()
     # From here on a row of metrics means that there is a checkpoint.
-    checkpoints.wait()
+    save_finished()
 
   # ---- Iterations ----------------------------------------------------------
   # Before this point a signal just ends the process: nothing would be lost.

@@ -9,7 +9,7 @@ _QWEN3 = dict(
 )  # fmt: skip
 
 MODELS: dict[str, ModelConfig] = {
-  # A random decoder for tests and the two-minute demo.
+  # A random decoder for tests and the short demo.
   "tiny": ModelConfig(
     vocab_size=32, num_layers=3, width=96, num_heads=4, num_kv_heads=2,
     head_width=24, mlp_width=256, rope_theta=1e4, norm_eps=1e-5,
