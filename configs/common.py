@@ -73,7 +73,7 @@ def base() -> ConfigDict:
   c.microbatch_size = 1  # packed rows of a gradient accumulation step
   c.row_len = 0  # tokens of a packed row; 0: longest prompt + response
   c.share_prompts = True  # one copy of a prompt for the responses of a row
-  c.logits_chunk_len = 256  # positions of a row whose logits exist at once
+  c.logits_chunk_len = 256  # tokens of a row whose logits exist at once
   c.lr = 1e-6
   c.warmup_iters = 0  # rollout iterations of linear warm-up
   c.b1 = 0.9
@@ -86,6 +86,7 @@ def base() -> ConfigDict:
   # Evaluation
   c.eval_problems = 64  # 0: all
   c.eval_samples = 8  # k of avg@k
+  c.eval_prompts_per_round = 0  # 0: prompts_per_round
   c.eval_temperature = 1.0
   c.eval_top_p = 1.0
   c.eval_greedy = True
@@ -104,6 +105,7 @@ _MATH = dict(
   max_prompt_len=2048, group_size=16, minibatch_size=512, microbatch_size=64,
   remat=True, lr=1e-6, warmup_iters=20, weight_decay=0.1, iters=625,
   eval_every_iters=5, eval_problems=0, eval_samples=32, eval_top_p=0.7,
+  eval_prompts_per_round=32,
   eval_greedy=False, checkpoint_every_iters=5, loss_agg="group_token_mean",
 )  # fmt: skip
 
@@ -111,10 +113,11 @@ _MATH = dict(
 VARIANTS: dict[str, dict] = {
   # SmolLM2-135M-Instruct on word problems: minutes on two CPU cores.
   "smollm2": dict(
-    max_prompt_len=80, max_response_len=36, overlong_cache_len=8,
+    max_prompt_len=80, max_response_len=32, overlong_cache_len=8,
     require_eos=True, prompts_per_batch=8, prompts_per_round=8,
-    minibatch_size=32, row_len=208, microbatch_size=2, iters=7, lr=3e-5,
-    weight_decay=0.0, eval_problems=32, checkpoint_every_iters=4,
+    minibatch_size=32, row_len=240, microbatch_size=2, logits_chunk_len=64,
+    iters=6, lr=3e-5, weight_decay=0.0, eval_problems=32,
+    eval_prompts_per_round=32, checkpoint_every_iters=4,
   ),
   # A small decoder from random weights: the same loop in two minutes.
   "tiny": dict(
@@ -123,7 +126,7 @@ VARIANTS: dict[str, dict] = {
     prompts_per_batch=32, prompts_per_round=32, minibatch_size=64,
     microbatch_size=8, row_len=128, require_eos=True, iters=36, lr=2e-4,
     weight_decay=0.0, eval_problems=128, eval_samples=8,
-    checkpoint_every_iters=10,
+    eval_every_iters=12, checkpoint_every_iters=10,
   ),
   # Qwen2.5 on DAPO-Math-17k: the paper's batch on a smaller model.
   "qwen0_5b": dict(
@@ -192,6 +195,7 @@ def _debug(c: ConfigDict) -> None:
     minibatch_size=16, microbatch_size=8, row_len=0, max_rounds=2,
     max_prompt_len=20, max_response_len=32,
     overlong_cache_len=8, eval_problems=8, eval_samples=min(c.eval_samples, 4),
+    eval_prompts_per_round=0,
     eval_every_iters=1, checkpoint_every_iters=1, max_empty_iters=4,
     mesh_data=-1, mesh_fsdp=1, mesh_tensor=1,
   )  # fmt: skip

@@ -77,10 +77,10 @@ def _check_ranges(c) -> None:
     if c[field] < 1:
       raise UserError(f"{field}={c[field]} must be at least 1")
   not_negative = (
-    "eval_every_iters", "num_logged_samples", "warm_steps", "warm_lr",
-    "overlong_cache_len", "clip_low", "clip_high", "row_len", "lr",
-    "warmup_iters", "weight_decay", "max_grad_norm", "eval_problems",
-    "eval_temperature", "seed",
+    "eval_every_iters", "eval_prompts_per_round", "num_logged_samples",
+    "warm_steps", "warm_lr", "overlong_cache_len", "clip_low", "clip_high",
+    "row_len", "lr", "warmup_iters", "weight_decay", "max_grad_norm",
+    "eval_problems", "eval_temperature", "seed",
   )  # fmt: skip
   for field in not_negative:
     if not c[field] >= 0:
@@ -139,7 +139,9 @@ def _check_sizes(c, shards: int) -> None:
       f"row_len={c.row_len} is less than max_prompt_len={c.max_prompt_len} + "
       f"max_response_len={c.max_response_len}; make it at least {longest}, or 0"
     )
-  for field in ("microbatch_size", "prompts_per_round"):
+  for field in (
+    "microbatch_size", "prompts_per_round", "eval_prompts_per_round",
+  ):  # fmt: skip
     if c[field] % shards:
       raise UserError(
         f"{field}={c[field]} does not split over mesh_data x mesh_fsdp = "

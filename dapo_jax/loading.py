@@ -32,8 +32,9 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
     return found, None, tokenizer
   if c.weights == smollm2.PACKAGE.replace("_", "-"):
     path = smollm2.find(prompts.cache_dir())
-    found, params = gguf.load(path)
-    read, tokenizer = (lambda: params), Tokenizer.from_gguf(path)
+    reader = gguf.open_gguf(path)  # takes seconds
+    found, params = gguf.load(path, reader)
+    read, tokenizer = (lambda: params), Tokenizer.from_gguf(path, reader)
   else:
     folder = Path(c.weights).expanduser()
     try:

@@ -5,9 +5,11 @@ token. In a packed row that is the position before it, and the prompt's last
 one for the first token of each response.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 
 def token_logprobs(
@@ -15,14 +17,16 @@ def token_logprobs(
   head: Float[Array, "V D"],
   tokens: Int[Array, "W R"],
   source: Int[Array, "W R"],
+  mask: Bool[Array, "W R"],
   *,
   temperature: float = 1.0,
   chunk_len: int = 256,
 ) -> tuple[Float[Array, "W R"], Float[Array, "W R"]]:
   """log π of each token and the entropy of the distribution it came from.
 
-  π = softmax(hidden[source] headᵀ / temperature), in f32. Logits exist for
-  `chunk_len` positions of each row at a time and are computed anew in the
+  π = softmax(hidden[source] headᵀ / temperature), in f32. The tokens of `mask`
+  are gathered first, so that prompts and padding never meet the head. Logits
+  exist for `chunk_len` of them a row at a time and are computed anew in the
   backward pass: W * chunk_len * V floats instead of W * R * V.
 
   Args:
@@ -30,39 +34,106 @@ def token_logprobs(
     head: output matrix.
     tokens: the tokens to be judged.
     source: position whose hidden state predicts each token.
+    mask: which tokens are wanted.
     temperature: of the sampled policy, > 0.
-    chunk_len: positions of a row per chunk.
+    chunk_len: tokens of a row per chunk.
 
   Returns:
-    Log-probabilities and entropies (nats) at the tokens' positions.
+    Log-probabilities and entropies (nats) at the tokens' positions, 0 outside
+    the mask. Both are differentiable in hidden and head.
   """
   length = tokens.shape[1]
   chunk_len = min(chunk_len, length)
-  chunks = -(-length // chunk_len)
-  pad = ((0, 0), (0, chunks * chunk_len - length))
-  hidden = jnp.take_along_axis(hidden, source[:, :, None], axis=1)
+  order = jnp.argsort(~mask, axis=1, stable=True)  # wanted ones first
+  gather = functools.partial(jnp.take_along_axis, axis=1)
+  hidden = gather(hidden, gather(source, order)[:, :, None])
+  padding = -length % chunk_len
+  pad = lambda x: jnp.pad(x, ((0, 0), (0, padding)) + ((0, 0),) * (x.ndim - 2))
+  # As many chunks as the fullest row needs.
+  num_chunks = -(-mask.sum(1).max() // chunk_len)
+  out = _chunked(
+    pad(hidden), head, pad(gather(tokens, order)), num_chunks, temperature,
+    chunk_len,
+  )  # fmt: skip
+  back = jnp.argsort(order, axis=1)
+  return tuple(jnp.where(mask, gather(x, back), 0.0) for x in out)
 
-  def split(x):  # [W, R, ..] -> [chunks, W, chunk_len, ..]
-    x = jnp.pad(x, pad + ((0, 0),) * (x.ndim - 2))
-    x = x.reshape(x.shape[0], chunks, chunk_len, *x.shape[2:])
-    return x.swapaxes(0, 1)
 
-  @jax.checkpoint
-  def of_chunk(args):
-    h, token = args
-    logits = jnp.einsum(
-      "wcd,vd->wcv", h, head, preferred_element_type=jnp.float32
-    )
-    logits = logits / temperature
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    logit = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
-    # H = log Z - E[logit]
-    entropy = log_z - jnp.sum(
-      jnp.exp(logits - log_z[..., None]) * logits, axis=-1
-    )
-    return logit - log_z, jax.lax.stop_gradient(entropy)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _chunked(hidden, head, tokens, num_chunks, temperature, chunk_len):
+  """log π and entropy of the first num_chunks chunks of every row, else 0.
 
-  out = jax.lax.map(of_chunk, (split(hidden), split(tokens)))
-  return tuple(
-    x.swapaxes(0, 1).reshape(x.shape[1], -1)[:, :length] for x in out
+  A loop of its own backward pass, since its length is known at run time only.
+  """
+  return _forward(hidden, head, tokens, num_chunks, temperature, chunk_len)[0]
+
+
+def _chunk(x, i, chunk_len):
+  return jax.lax.dynamic_slice_in_dim(x, i * chunk_len, chunk_len, axis=1)
+
+
+def _logits(hidden, head, temperature):
+  logits = jnp.einsum(
+    "wcd,vd->wcv", hidden, head, preferred_element_type=jnp.float32
   )
+  return logits / temperature
+
+
+def _forward(hidden, head, tokens, num_chunks, temperature, chunk_len):
+  def body(i, out):
+    logits = _logits(_chunk(hidden, i, chunk_len), head, temperature)
+    top = logits.max(-1)
+    weight = jnp.exp(logits - top[..., None])
+    # Σ w and Σ w * logit in one pass: w is not stored, nor computed twice.
+    total, moment = jax.lax.reduce(
+      (weight, weight * logits), (jnp.float32(0), jnp.float32(0)),
+      lambda a, b: (a[0] + b[0], a[1] + b[1]), (2,),
+    )  # fmt: skip
+    log_z = top + jnp.log(total)
+    token = _chunk(tokens, i, chunk_len)
+    logit = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
+    new = logit - log_z, log_z - moment / total, log_z  # H = log Z - E[logit]
+    return tuple(
+      jax.lax.dynamic_update_slice_in_dim(a, x, i * chunk_len, axis=1)
+      for a, x in zip(out, new)
+    )
+
+  zeros = (jnp.zeros(tokens.shape, jnp.float32),) * 3
+  logprob, entropy, log_z = jax.lax.fori_loop(0, num_chunks, body, zeros)
+  saved = hidden, head, tokens, num_chunks, entropy, log_z
+  return (logprob, entropy), saved
+
+
+def _backward(temperature, chunk_len, saved, cotangents):
+  """With a, b the cotangents of log π and H, and p the probabilities:
+
+  ∂/∂logit_v = a (1[v = token] - p_v) - b p_v (logit_v - log Z + H).
+  """
+  hidden, head, tokens, num_chunks, entropy, log_z = saved
+
+  def body(i, grads):
+    d_hidden, d_head = grads
+    cut = lambda x: _chunk(x, i, chunk_len)
+    h, (a, b) = cut(hidden), (cut(x)[..., None] for x in cotangents)
+    log_p = _logits(h, head, temperature) - cut(log_z)[..., None]
+    p = jnp.exp(log_p)
+    hit = cut(tokens)[..., None] == jnp.arange(head.shape[0])[None, None]
+    d_logits = jnp.where(hit, a, 0.0)
+    d_logits -= p * (a + b * (log_p + cut(entropy)[..., None]))
+    d_logits = (d_logits / temperature).astype(head.dtype)
+    d_hidden = jax.lax.dynamic_update_slice_in_dim(
+      d_hidden, jnp.einsum("wcv,vd->wcd", d_logits, head), i * chunk_len, 1
+    )
+    d_head += jnp.einsum(
+      "wcv,wcd->vd", d_logits, h, preferred_element_type=jnp.float32
+    )
+    return d_hidden, d_head
+
+  d_hidden, d_head = jax.lax.fori_loop(
+    0, num_chunks, body,
+    (jnp.zeros_like(hidden), jnp.zeros(head.shape, jnp.float32)),
+  )  # fmt: skip
+  return d_hidden, d_head.astype(head.dtype), None, None
+
+
+_chunked.defvjp(_forward, _backward)

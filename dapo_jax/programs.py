@@ -29,7 +29,7 @@ class Programs(NamedTuple):
     to_rollout: params -> weights in the sampler's dtype and layout.
     generate: (weights, key, prompt_tokens, prompt_len, uid, first_sample,
       temperature, top_p) -> Rollout of P x G.
-    generate_one: the same for P * G prompts with one response each.
+    generate_one: the same with one response a prompt.
     shape_rewards: (is_correct, response_len) [P, G] -> rewards, overlong
       penalties, advantages [P, G].
     loss_weights: loss_mask [B, T] -> weights [B, T], divisor.

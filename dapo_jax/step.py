@@ -42,6 +42,7 @@ def forward(
     transformer.head(params).astype(model.dtype),
     rows.tokens,
     rows.source,
+    rows.response_mask,
     temperature=temperature,
     chunk_len=logits_chunk_len,
   )

@@ -358,13 +358,14 @@ def evaluate_policy(c, programs, weights, key, problems, tokenizer) -> dict:
       max_prompt_len=c.max_prompt_len,
     )  # fmt: skip
 
+  size = c.eval_prompts_per_round or c.prompts_per_round
   sampled = run(
-    programs.generate, c.prompts_per_round, c.group_size, c.eval_samples,
-    c.eval_temperature,
-  )  # fmt: skip
+    programs.generate, size, c.group_size, c.eval_samples, c.eval_temperature
+  )
   greedy = None
   if c.eval_greedy:
-    rows = c.prompts_per_round * c.group_size
+    # As many rows as sampling has, or fewer if the problems are fewer.
+    rows = min(size * c.group_size, -(-problems.num // size) * size)
     greedy = run(programs.generate_one, rows, 1, 1, 0.0)
   return monitor.of_evaluation(sampled, greedy, c.eval_samples)
 

@@ -2,6 +2,9 @@
 
 A variant stands behind the file, `:tiny`, fields behind the config,
 `--config.lr=2e-5`. The same command continues an interrupted run.
+
+Exit codes: 0 done, or saved after Ctrl-C or SIGTERM; 2 a mistake to mend, said
+in one line; 130 and 143 Ctrl-C and SIGTERM before there was anything to save.
 """
 
 import logging
@@ -23,7 +26,7 @@ _WORKDIR = flags.DEFINE_string(
 
 
 def main(argv: list[str]) -> int:
-  """Returns the exit code: 0 done or saved, 2 a mistake of the user's."""
+  """Returns the exit code."""
   try:
     if "--help" in argv or "-h" in argv:
       print(f"{__doc__}\n{flags.FLAGS.main_module_help()}")

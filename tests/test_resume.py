@@ -115,10 +115,14 @@ def test_sigterm_saves_a_half_filled_buffer_and_exits_cleanly(
   uninterrupted, tmp_path, count
 ):
   workdir = tmp_path / "run"
-  done = run(workdir, "round", count, "SIGTERM")
+  single = ("--config.keep_checkpoints=1",)
+  done = run(workdir, "round", count, "SIGTERM", single)
   assert done.returncode == 0, done.stderr
   assert "stopped: saved" in done.stdout
-  done = run(workdir)
+  # Killed again, behind the checkpoint within an iteration.
+  done = run(workdir, "optimizer_step", 2, extra=single)
+  assert done.returncode == -signal.SIGKILL, done.stderr
+  done = run(workdir, extra=single)
   assert done.returncode == 0, done.stderr
   assert_same(workdir, uninterrupted)
 

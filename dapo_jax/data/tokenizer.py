@@ -5,6 +5,7 @@ import datetime
 import json
 from pathlib import Path
 
+from gguf import GGUFReader
 import jinja2
 import jinja2.sandbox
 import tokenizers
@@ -97,14 +98,20 @@ class Tokenizer:
     return cls(backend, config, ends, str(folder))
 
   @classmethod
-  def from_gguf(cls, path: str | Path) -> "Tokenizer":
+  def from_gguf(
+    cls, path: str | Path, reader: GGUFReader | None = None
+  ) -> "Tokenizer":
     """Reads the tokenizer of a GGUF file (byte-level BPE of SmolLM2).
+
+    Args:
+      path: the file.
+      reader: the file, if it is open already.
 
     Raises:
       FileNotFoundError: there is no such file.
       ValueError: the file has another kind of tokenizer.
     """
-    reader = open_gguf(path)
+    reader = reader or open_gguf(path)
 
     def value(key, default=None):
       return metadata(reader, f"tokenizer.ggml.{key}", default)
@@ -180,7 +187,11 @@ class Tokenizer:
     if self._alphabet:
       for character in text:
         if character not in self._alphabet:
-          raise ValueError(f"character {character!r} is not in the alphabet")
+          raise ValueError(
+            f"character {character!r} is not in the alphabet of "
+            f"{self._source}; a data set with other characters needs weights "
+            "with a tokenizer of their own"
+          )
     return self._backend.encode(text, add_special_tokens=add_special).ids
 
   def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
