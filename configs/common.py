@@ -114,7 +114,7 @@ VARIANTS: dict[str, dict] = {
   # SmolLM2-135M-Instruct on word problems: minutes on two CPU cores.
   "smollm2": dict(
     max_prompt_len=80, max_response_len=32, overlong_cache_len=8,
-    require_eos=True, prompts_per_batch=8, prompts_per_round=8,
+    require_eos=True, prompts_per_batch=8, prompts_per_round=8, max_rounds=3,
     minibatch_size=32, row_len=240, microbatch_size=2, logits_chunk_len=64,
     iters=6, lr=3e-5, weight_decay=0.0, eval_problems=32,
     eval_prompts_per_round=32, checkpoint_every_iters=4,
