@@ -105,7 +105,7 @@ _MATH = dict(
   max_prompt_len=2048, group_size=16, minibatch_size=512, microbatch_size=64,
   remat=True, lr=1e-6, warmup_iters=20, weight_decay=0.1, iters=625,
   eval_every_iters=5, eval_problems=0, eval_samples=32, eval_top_p=0.7,
-  eval_prompts_per_round=32,
+  eval_prompts_per_round=64,
   eval_greedy=False, checkpoint_every_iters=5, loss_agg="group_token_mean",
 )  # fmt: skip
 

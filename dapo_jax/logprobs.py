@@ -25,9 +25,10 @@ def token_logprobs(
   """log π of each token and the entropy of the distribution it came from.
 
   π = softmax(hidden[source] headᵀ / temperature), in f32. The tokens of `mask`
-  are gathered first, so that prompts and padding never meet the head. Logits
-  exist for `chunk_len` of them a row at a time and are computed anew in the
-  backward pass: W * chunk_len * V floats instead of W * R * V.
+  are gathered to the front of each row, and the head runs up to the fullest
+  row's last one: prompts and padding are mostly spared. Logits exist for
+  `chunk_len` tokens of a row at a time and are computed anew in the backward
+  pass: W * chunk_len * V floats instead of W * R * V.
 
   Args:
     hidden: normed hidden states.
@@ -86,13 +87,15 @@ def _forward(hidden, head, tokens, num_chunks, temperature, chunk_len):
     weight = jnp.exp(logits - top[..., None])
     # Σ w and Σ w * logit in one pass: w is not stored, nor computed twice.
     total, moment = jax.lax.reduce(
-      (weight, weight * logits), (jnp.float32(0), jnp.float32(0)),
+      (weight, weight * (logits - top[..., None])),
+      (jnp.float32(0), jnp.float32(0)),
       lambda a, b: (a[0] + b[0], a[1] + b[1]), (2,),
     )  # fmt: skip
     log_z = top + jnp.log(total)
     token = _chunk(tokens, i, chunk_len)
     logit = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
-    new = logit - log_z, log_z - moment / total, log_z  # H = log Z - E[logit]
+    entropy = jnp.log(total) - moment / total  # log Z - E[logit]
+    new = logit - log_z, entropy, log_z
     return tuple(
       jax.lax.dynamic_update_slice_in_dim(a, x, i * chunk_len, axis=1)
       for a, x in zip(out, new)
@@ -105,8 +108,9 @@ def _forward(hidden, head, tokens, num_chunks, temperature, chunk_len):
 
 
 def _backward(temperature, chunk_len, saved, cotangents):
-  """With a, b the cotangents of log π and H, and p the probabilities:
+  """Gradients of Σ a log π + b H, with a, b the cotangents.
 
+  By the logits, which are divided by the temperature, with p the probabilities:
   ∂/∂logit_v = a (1[v = token] - p_v) - b p_v (logit_v - log Z + H).
   """
   hidden, head, tokens, num_chunks, entropy, log_z = saved
@@ -120,6 +124,7 @@ def _backward(temperature, chunk_len, saved, cotangents):
     hit = cut(tokens)[..., None] == jnp.arange(head.shape[0])[None, None]
     d_logits = jnp.where(hit, a, 0.0)
     d_logits -= p * (a + b * (log_p + cut(entropy)[..., None]))
+    # Products in the compute dtype, as in every other layer's backward pass.
     d_logits = (d_logits / temperature).astype(head.dtype)
     d_hidden = jax.lax.dynamic_update_slice_in_dim(
       d_hidden, jnp.einsum("wcv,vd->wcd", d_logits, head), i * chunk_len, 1

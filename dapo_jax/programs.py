@@ -1,7 +1,7 @@
 """Every compiled program of a run, bound to its config, model and mesh.
 
-Shapes are fixed here, once: whatever the data bring, nothing is compiled
-twice.
+Shapes are fixed: whatever the data bring, nothing is compiled twice. Only
+`generate` has two, those of a round of training and of evaluation.
 """
 
 from collections.abc import Callable

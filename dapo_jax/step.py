@@ -27,7 +27,7 @@ def forward(
   temperature: float,
   logits_chunk_len: int,
 ) -> tuple[Float[Array, "W R"], Float[Array, "W R"]]:
-  """Log-probability and entropy at each token of packed rows."""
+  """Log-probability and entropy at response tokens of rows, else 0."""
   mask = attention.row_mask(rows.family, rows.response)
 
   def attend(q, k, v, cache, layer):

@@ -4,7 +4,8 @@ A variant stands behind the file, `:tiny`, fields behind the config,
 `--config.lr=2e-5`. The same command continues an interrupted run.
 
 Exit codes: 0 done, or saved after Ctrl-C or SIGTERM; 2 a mistake to mend, said
-in one line; 130 and 143 Ctrl-C and SIGTERM before there was anything to save.
+in one line; 130 and 143 Ctrl-C and SIGTERM that ended it without saving
+(before the first iteration, or a second time).
 """
 
 import logging

@@ -90,6 +90,7 @@ def set_fields(**fields):
     (dict(lr=float("nan")), ["lr=nan"]),
     (dict(temperature=float("nan")), ["temperature=nan"]),
     (dict(seed=-1), ["seed=-1"]),
+    (dict(eval_prompts_per_round=-1), ["eval_prompts_per_round=-1"]),
     (dict(overlong_cache_len=100), ["overlong_cache_len=100", "44"]),
     (dict(filter_groups=False, prompts_per_round=16), ["prompts_per_round=16"]),
   ],
@@ -108,6 +109,8 @@ def test_sizes_that_do_not_split_over_the_devices():
     config_lib.check(set_fields(microbatch_size=5), batch_shards=5)
   with pytest.raises(UserError, match="microbatch_size=1.*try 4"):
     config_lib.check(set_fields(microbatch_size=1), batch_shards=4)
+  with pytest.raises(UserError, match="eval_prompts_per_round=6.*4 or 8"):
+    config_lib.check(set_fields(eval_prompts_per_round=6), batch_shards=4)
 
 
 def test_unknown_variants_and_words_list_the_choices():

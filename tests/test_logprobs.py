@@ -69,6 +69,19 @@ def test_gradients_by_finite_differences():
   check_grads(f, (hidden, head), order=1, modes=("rev",), rtol=1e-2)
 
 
+def test_gradients_in_bfloat16_are_those_of_float32():
+  hidden, head, *rest = case()
+  low = [x.astype(jnp.bfloat16) for x in (hidden, head)]
+  f = lambda *x: logprobs.token_logprobs(*x, *rest, chunk_len=4)[0].sum()
+  grads = jax.grad(f, (0, 1))(*low)
+  assert all(g.dtype == jnp.bfloat16 for g in grads)
+  wanted = jax.grad(f, (0, 1))(*(x.astype(jnp.float32) for x in low))
+  # 8 bits of mantissa: 2^-8 a product, a few of them in a sum.
+  for a, b in zip(grads, wanted):
+    scale = float(jnp.abs(b).max())
+    np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.02 * scale)
+
+
 def test_nothing_wanted_is_nothing_done():
   hidden, head, tokens, source, mask = case()
   f = lambda h: sum(

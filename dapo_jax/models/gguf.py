@@ -26,7 +26,7 @@ _TYPES = ("F32", "F16", "Q8_0", "Q4_0", "Q4_1")
 class _Reader(gguf.GGUFReader):
   """The package's reader, faster.
 
-  It slices its memory map some two million times, and a slice of a
+  It slices its memory map about a million times, and a slice of a
   numpy.memmap takes several times as long as one of an array.
   """
 
