@@ -86,7 +86,7 @@ def base() -> ConfigDict:
   # Evaluation
   c.eval_problems = 64  # 0: all
   c.eval_samples = 8  # k of avg@k
-  c.eval_prompts_per_round = 0  # 0: prompts_per_round
+  c.eval_prompts_per_round = 0  # prompts sampled at once; 0: prompts_per_round
   c.eval_temperature = 1.0
   c.eval_top_p = 1.0
   c.eval_greedy = True
@@ -105,8 +105,8 @@ _MATH = dict(
   max_prompt_len=2048, group_size=16, minibatch_size=512, microbatch_size=64,
   remat=True, lr=1e-6, warmup_iters=20, weight_decay=0.1, iters=625,
   eval_every_iters=5, eval_problems=0, eval_samples=32, eval_top_p=0.7,
-  eval_prompts_per_round=64,
-  eval_greedy=False, checkpoint_every_iters=5, loss_agg="group_token_mean",
+  eval_prompts_per_round=64, eval_greedy=False, checkpoint_every_iters=5,
+  loss_agg="group_token_mean",
 )  # fmt: skip
 
 # What differs from `base`, for each size of run.
@@ -195,8 +195,8 @@ def _debug(c: ConfigDict) -> None:
     minibatch_size=16, microbatch_size=8, row_len=0, max_rounds=2,
     max_prompt_len=20, max_response_len=32,
     overlong_cache_len=8, eval_problems=8, eval_samples=min(c.eval_samples, 4),
-    eval_prompts_per_round=0,
-    eval_every_iters=1, checkpoint_every_iters=1, max_empty_iters=4,
+    eval_prompts_per_round=0, eval_every_iters=1, checkpoint_every_iters=1,
+    max_empty_iters=4,
     mesh_data=-1, mesh_fsdp=1, mesh_tensor=1,
   )  # fmt: skip
 

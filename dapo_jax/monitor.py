@@ -277,8 +277,8 @@ def closing(out: dict, c, workdir) -> str:
       "",
       f"metrics    {workdir / 'metrics.jsonl'}, tensorboard --logdir {workdir}",
       f"samples    {workdir / 'samples.jsonl'}",
-      "next       another seed: --config.seed=1; longer: "
-      f"--config.iters={2 * c.iters}; without Clip-Higher: "
-      "--config.clip_high=0.2 (each in a --workdir of its own)",
+      f"next       longer: add --config.iters={2 * c.iters}; with a --workdir "
+      f"of its own, another seed: --config.seed={c.seed + 1}, or without "
+      f"Clip-Higher: --config.clip_high={c.clip_low:g}",
     ]
   )

@@ -27,7 +27,7 @@ def forward(
   temperature: float,
   logits_chunk_len: int,
 ) -> tuple[Float[Array, "W R"], Float[Array, "W R"]]:
-  """Log-probability and entropy at response tokens of rows, else 0."""
+  """Log-probability and entropy of response tokens, 0 at other positions."""
   mask = attention.row_mask(rows.family, rows.response)
 
   def attend(q, k, v, cache, layer):

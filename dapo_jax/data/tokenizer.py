@@ -188,9 +188,8 @@ class Tokenizer:
       for character in text:
         if character not in self._alphabet:
           raise ValueError(
-            f"character {character!r} is not in the alphabet of "
-            f"{self._source}; a data set with other characters needs weights "
-            "with a tokenizer of their own"
+            f"character {character!r} is not in the alphabet of random "
+            "weights; set weights= to a folder that has a tokenizer"
           )
     return self._backend.encode(text, add_special_tokens=add_special).ids
 
