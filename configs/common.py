@@ -119,7 +119,7 @@ VARIANTS: dict[str, dict] = {
     iters=6, lr=3e-5, weight_decay=0.0, eval_problems=32,
     eval_prompts_per_round=32, checkpoint_every_iters=4,
   ),
-  # A small decoder from random weights: the same loop in two minutes.
+  # A small decoder from random weights: the same loop in minutes.
   "tiny": dict(
     model="tiny", weights="random", dataset="arithmetic", warm_steps=300,
     warm_lr=3e-3, max_prompt_len=20, max_response_len=44, overlong_cache_len=8,

@@ -84,18 +84,14 @@ def _forward(hidden, head, tokens, num_chunks, temperature, chunk_len):
   def body(i, out):
     logits = _logits(_chunk(hidden, i, chunk_len), head, temperature)
     top = logits.max(-1)
-    weight = jnp.exp(logits - top[..., None])
-    # Σ w and Σ w * logit in one pass: w is not stored, nor computed twice.
-    total, moment = jax.lax.reduce(
-      (weight, weight * (logits - top[..., None])),
-      (jnp.float32(0), jnp.float32(0)),
-      lambda a, b: (a[0] + b[0], a[1] + b[1]), (2,),
-    )  # fmt: skip
+    # Below the top, so that the entropy is no difference of large numbers.
+    below = logits - top[..., None]
+    weight = jnp.exp(below)
+    total, moment = weight.sum(-1), (weight * below).sum(-1)
     log_z = top + jnp.log(total)
     token = _chunk(tokens, i, chunk_len)
     logit = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
-    entropy = jnp.log(total) - moment / total  # log Z - E[logit]
-    new = logit - log_z, entropy, log_z
+    new = logit - log_z, jnp.log(total) - moment / total, log_z
     return tuple(
       jax.lax.dynamic_update_slice_in_dim(a, x, i * chunk_len, axis=1)
       for a, x in zip(out, new)

@@ -61,6 +61,25 @@ def test_values_and_gradients_are_those_of_the_plain_formula(chunk_len):
   )  # fmt: skip
 
 
+def test_a_large_vocabulary_costs_no_precision():
+  # 49,152 small terms beside a large one: added one after the other in f32,
+  # what is below 2^-24 of the sum is lost, 3e-4 of log Z in all.
+  rng = np.random.default_rng(0)
+  logits = 2.2 * rng.normal(size=(1, 6, 49152))
+  logits[0, :, 7] += np.linspace(8, 26, 6)
+  logits = logits.astype(np.float32)
+  # Hidden states are the unit vectors, so the head's columns are the logits.
+  hidden, head = jnp.eye(6)[None], jnp.asarray(logits[0].T)
+  order, mask = jnp.arange(6)[None], jnp.ones((1, 6), bool)
+  found = logprobs.token_logprobs(hidden, head, 3 + 0 * order, order, mask)
+  exact = logits.astype(np.float64)
+  top = exact.max(-1, keepdims=True)
+  log_p = exact - top - np.log(np.exp(exact - top).sum(-1, keepdims=True))
+  entropy = -np.sum(np.exp(log_p) * log_p, axis=-1)
+  for a, b in zip(found, (log_p[..., 3], entropy)):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
 def test_gradients_by_finite_differences():
   hidden, head, *rest = case()
   f = lambda *x: logprobs.token_logprobs(
