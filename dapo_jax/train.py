@@ -4,7 +4,7 @@ The life of one batch:
 
   prompts.batch_at()           PromptBatch  tokens [P, Lp], lengths, uid
    -> generate()        (jit)  Rollout      tokens [B, T], logprobs, lengths
-   -> judge()           (host) is_correct [B]
+   -> evaluate.judge()  (host) is_correct [B]
    -> groups            (host) keep 0 < correct < G; enough? else next round;
                                surplus dropped or carried
    -> update.score()    (jit)  old_logprobs of the policy that sampled
@@ -25,7 +25,6 @@ import threading
 import time
 
 import jax
-import numpy as np
 from tqdm import tqdm
 
 from dapo_jax import (
@@ -33,7 +32,6 @@ from dapo_jax import (
   evaluate,
   loading,
   monitor,
-  rewards,
   sharding,
   update,
 )
@@ -90,6 +88,7 @@ def train(c, workdir: Path) -> dict:
     model_config, read_weights, tokenizer = loading.load_model(c)
     train_set, test_set, *warm_set = loading.load_problems(c, tokenizer, say)
     config_lib.claim(workdir, c)
+    data = {"train": train_set.fingerprint(), "eval": test_set.fingerprint()}
   except (ValueError, FileNotFoundError) as error:
     raise UserError(str(error)) from error
   programs = programs_lib.build(c, model_config, mesh, tokenizer.eos_ids)
@@ -102,8 +101,9 @@ def train(c, workdir: Path) -> dict:
   buffer, tallies = None, None  # groups kept, and facts of all groups sampled
   try:
     written = [r["iter"] for r in metrics_lib.read_rows(workdir / METRICS)]
-    for _ in metrics_lib.read_rows(workdir / SAMPLES):
-      pass  # a damaged file is told before anything is written
+    for name in (SAMPLES, evaluate.SAMPLES):
+      for _ in metrics_lib.read_rows(workdir / name):
+        pass  # a damaged file is told before anything is written
     if is_new:
       if written and written[-1] > 0:
         raise ValueError(
@@ -120,10 +120,11 @@ def train(c, workdir: Path) -> dict:
       state = programs.init_state(params)
       del params
       loop = dict(iter=0, position=0, rounds=0, empty_iters=0, skipped=0,
-                  wall_sec=0.0, compile_sec=0.0)  # fmt: skip
+                  data=data, wall_sec=0.0, compile_sec=0.0)  # fmt: skip
     else:
       state, loop, buffer, tallies = checkpoints.restore(programs.state_shape)
       config_lib.compare(loop.pop("config"), c, "the newest checkpoint")
+      loading.compare_data(loop["data"], data)
       if written[: loop["iter"] + 1] != list(range(loop["iter"] + 1)):
         raise ValueError(
           f"{workdir / METRICS} lacks rows up to iteration {loop['iter']}, "
@@ -138,6 +139,7 @@ def train(c, workdir: Path) -> dict:
   earlier = {k: loop[k] for k in ("wall_sec", "compile_sec")}
   rows = metrics_lib.JsonLines(workdir / METRICS, first)
   samples = metrics_lib.JsonLines(workdir / SAMPLES, first)
+  eval_samples = metrics_lib.JsonLines(workdir / evaluate.SAMPLES, first)
   boards = metrics_lib.Boards(workdir, c.to_dict(), first, c.wandb)
   bar = tqdm(
     total=c.iters, initial=loop["iter"], desc=c.algorithm, unit="iter",
@@ -175,18 +177,22 @@ def train(c, workdir: Path) -> dict:
   def close() -> None:
     save_finished()
     stop_listening()
-    for writer in (checkpoints, rows, samples, boards, bar, phase):
+    for writer in (
+      checkpoints, rows, samples, eval_samples, boards, bar, phase,
+    ):  # fmt: skip
       writer.close()
 
-  def evaluation() -> dict:
+  def evaluation(iteration: int) -> dict:
     with phase("eval"):
       weights = programs.to_rollout(state.params)
-      return evaluate_policy(
-        c, programs, weights, key_for(EVALUATE), test_set, tokenizer
-      )
+      found = evaluate.policy(
+        c, programs, weights, key_for(EVALUATE), test_set, tokenizer,
+        write=lambda row: eval_samples.write({"iter": iteration, **row}),
+      )  # fmt: skip
+      return monitor.of_evaluation(*found, c.reward_rule)
 
   if is_new:
-    row = {"iter": 0, **evaluation()}
+    row = {"iter": 0, **evaluation(0)}
     row |= phase.take()[0]
     rows.write(row)
     boards.write(0, row)
@@ -228,9 +234,9 @@ def train(c, workdir: Path) -> dict:
         )  # fmt: skip
       with phase("verify"):
         answers = [train_set.answers[i] for i in batch.index]
-        is_correct, status = judge(c, tokenizer, rollout, answers)
-      found = groups_lib.of_rollout(batch, rollout, is_correct)
-      tallies = monitor.add_tallies(tallies, found, status)
+        judged = evaluate.judge(c, tokenizer, rollout, answers)
+      found = groups_lib.of_rollout(batch, rollout, judged.is_correct)
+      tallies = monitor.add_tallies(tallies, found, judged.status)
       kept = groups_lib.is_mixed(found.is_correct) | (not c.filter_groups)
       if kept.any():
         buffer = groups_lib.join(buffer, groups_lib.take(found, kept))
@@ -278,7 +284,7 @@ def train(c, workdir: Path) -> dict:
     is_last = iteration == c.iters
     every = c.eval_every_iters
     if is_last or (every and iteration % every == 0):
-      row |= evaluation()
+      row |= evaluation(iteration)
     seconds, row["recompilations"] = phase.take()
     row |= seconds | monitor.rates(row, seconds, chosen)
     row["iter_sec"] = time.perf_counter() - iter_start
@@ -308,66 +314,6 @@ def train(c, workdir: Path) -> dict:
   metrics_lib.write_json(workdir / "summary.json", summary)
   say(monitor.closing(summary, c, workdir))
   return summary
-
-
-def judge(
-  c, tokenizer, rollout, answers: list[str]
-) -> tuple[np.ndarray, np.ndarray]:
-  """Verdicts on the responses of a round.
-
-  Returns:
-    is_correct [B]; status [B], an index into monitor.STATUSES.
-
-  Raises:
-    UserError: the verifier fails on most of them (that is not: they are wrong).
-  """
-  group_size = len(rollout.response_len) // len(answers)
-  texts = [
-    tokenizer.decode(tokens[:n].tolist())
-    for tokens, n in zip(rollout.tokens, rollout.response_len)
-  ]
-  answers = [a for a in answers for _ in range(group_size)]
-  try:
-    verdicts = rewards.verify(texts, answers, rule=c.reward_rule)
-    rewards.check(verdicts)
-  except rewards.WorkerError as error:
-    raise UserError(f"the verifier fails: {error}") from error
-  is_correct = np.array([v.correct for v in verdicts])
-  if c.require_eos:
-    is_correct &= ~rollout.is_truncated
-  status = np.array([monitor.STATUSES.index(v.status) for v in verdicts])
-  return is_correct, status.astype(np.int32)
-
-
-def evaluate_policy(c, programs, weights, key, problems, tokenizer) -> dict:
-  """avg@k of a policy on held-out problems, and its greedy accuracy."""
-
-  def run(generate, prompts_per_round, group_size, num_samples, temperature):
-    def sample(tokens, lengths, index, answers, first):
-      rollout = jax.device_get(
-        generate(
-          weights, key, tokens, lengths, index.astype(np.int32), first,
-          temperature, c.eval_top_p,
-        )
-      )  # fmt: skip
-      return judge(c, tokenizer, rollout, answers)[0], rollout
-
-    return evaluate.run(
-      problems, sample, num_samples=num_samples,
-      prompts_per_round=prompts_per_round, group_size=group_size,
-      max_prompt_len=c.max_prompt_len,
-    )  # fmt: skip
-
-  size = c.eval_prompts_per_round or c.prompts_per_round
-  sampled = run(
-    programs.generate, size, c.group_size, c.eval_samples, c.eval_temperature
-  )
-  greedy = None
-  if c.eval_greedy:
-    # As many rows as sampling has, or fewer if the problems are fewer.
-    rows = min(size * c.group_size, -(-problems.num // size) * size)
-    greedy = run(programs.generate_one, rows, 1, 1, 0.0)
-  return monitor.of_evaluation(sampled, greedy, c.eval_samples)
 
 
 def _listen() -> tuple[threading.Event, Callable[[], None]]:

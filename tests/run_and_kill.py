@@ -25,7 +25,7 @@ def main():
     "round": (monitor, "add_tallies", True),
     "kept": (groups, "join", True),
     "optimizer_step": (update.packing, "to_rows", True),
-    "row_written": (metrics.JsonLines, "write", True),
+    "row_written": (metrics.Boards, "write", True),  # right behind the row
     "before_save": (checkpoint.Checkpoints, "save", False),
     "saving": (checkpoint.Checkpoints, "save", True),
   }[moment]
@@ -48,7 +48,9 @@ def main():
   setattr(owner, attribute, wrapped)
   import run
 
-  return run.main(["run.py", *sys.argv[4:]])
+  from dapo_jax import command
+
+  return command.call(run.run, "", ["run.py", *sys.argv[4:]])
 
 
 if __name__ == "__main__":

@@ -69,10 +69,11 @@ def set_fields(**fields):
     (dict(group_size=1, minibatch_size=32), ["group_size=1", "at least 2"]),
     (dict(minibatch_size=60), ["whole groups", "56 or 64"]),
     (dict(minibatch_size=96), ["256", "these fit", "64, 128, 256"]),
-    (dict(row_len=50), ["row_len=50", "at least 64"]),
+    (dict(row_len=30), ["row_len=30", "at least 38"]),
     (dict(model="qwen9b"), ["'qwen9b'", "qwen32b"]),
-    (dict(dataset="gsm9k"), ["'gsm9k'", "arithmetic"]),
-    (dict(eval_dataset="gsm9k"), ["'gsm9k'", "arithmetic"]),
+    (dict(data=dict(name="gsm9k")), ["data.name='gsm9k'", "arithmetic"]),
+    (dict(eval_data=dict(name="x")), ["eval_data.name='x'", "gsm8k"]),
+    (dict(model="", weights="random"), ["need a model", "smollm2"]),
     (dict(loss_agg="mean"), ["'mean'", "token_mean"]),
     (dict(advantage="gae"), ["'gae'", "group_normalized"]),
     (dict(reward_rule="exact"), ["'exact'", "symbolic"]),
@@ -90,8 +91,10 @@ def set_fields(**fields):
     (dict(lr=float("nan")), ["lr=nan"]),
     (dict(temperature=float("nan")), ["temperature=nan"]),
     (dict(seed=-1), ["seed=-1"]),
+    (dict(verify_timeout_sec=0.0), ["verify_timeout_sec=0.0", "more than 0"]),
+    (dict(max_failed_verdicts=2.0), ["max_failed_verdicts=2.0"]),
     (dict(eval_prompts_per_round=-1), ["eval_prompts_per_round=-1"]),
-    (dict(overlong_cache_len=100), ["overlong_cache_len=100", "44"]),
+    (dict(overlong_cache_len=100), ["overlong_cache_len=100", "28"]),
     (dict(filter_groups=False, prompts_per_round=16), ["prompts_per_round=16"]),
   ],
 )
@@ -125,7 +128,7 @@ LAYERS = {
   1: "losses advantages logprobs sampling optim sharding models rewards",
   2: "rollout step groups packing data programs update loading",
   3: "evaluate checkpoint metrics config monitor",
-  4: "train",
+  4: "train command",
 }
 
 

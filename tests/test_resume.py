@@ -38,14 +38,15 @@ def run(workdir, moment="round", count=0, name="SIGKILL", extra=()):
 
 
 def rows(workdir):
-  """The deterministic part of metrics.jsonl, and samples.jsonl whole."""
+  """The deterministic part of metrics.jsonl, and the samples whole."""
   kept = []
   for line in (workdir / "metrics.jsonl").read_text().splitlines():
     row = json.loads(line)
     kept.append(
       {k: v for k, v in row.items() if not k.endswith(MEASURED_SUFFIXES)}
     )
-  return kept, (workdir / "samples.jsonl").read_text()
+  samples = ("samples.jsonl", "eval_samples.jsonl")
+  return kept, *((workdir / name).read_text() for name in samples)
 
 
 def state(workdir):
@@ -77,7 +78,7 @@ def assert_same(workdir, uninterrupted):
 
 
 def test_the_run_meets_what_it_is_to_survive(uninterrupted):
-  table, _ = rows(uninterrupted)
+  table, *_ = rows(uninterrupted)
   trained = table[1:]
   assert any(r["rounds"] > 1 for r in trained)  # half-filled buffers
   assert any(r["prompts_carried"] > 0 for r in trained)

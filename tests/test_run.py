@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ENV = os.environ | {"XLA_FLAGS": ""}
 
 
-def run(*args, cwd, **env):
+def run(*args, cwd, command="run", **env):
   return subprocess.run(
-    [sys.executable, ROOT / "experiments/run.py", *args],
+    [sys.executable, ROOT / f"experiments/{command}.py", *args],
     capture_output=True, text=True, timeout=300, cwd=cwd, env=ENV | env,
   )  # fmt: skip
 
@@ -132,7 +132,7 @@ MISTAKES = {
   "seed": ([config("tiny"), "--config.seed=-1"], ["seed=-1"]),
   "wandb": ([config("tiny"), "--config.wandb=True"], ["pip install wandb"]),
   "no data": (
-    [config("tiny"), "--config.dataset=dapo_math", "--config.data_dir=."],
+    [config("tiny"), "--config.data.name=dapo_math"],
     ["dapo-math-17k.parquet", "hf download"],
   ),
   "sizes": ([config("tiny"), "--config.minibatch_size=60"], ["56 or 64"]),
@@ -142,14 +142,14 @@ MISTAKES = {
   "mesh": ([config("tiny"), "--config.mesh_tensor=3"], ["tensor=3"]),
   "prompts too long": (
     [config("tiny,debug"), "--config.max_prompt_len=2"],
-    ["max_prompt_len=2", "longer"],
+    ["max_prompt_len=2", "4096 prompt too long"],
   ),
   "no weights": (
-    [config("qwen32b"), "--config.data_dir=/nowhere", "--config.mesh_tensor=1"],
+    [config("qwen32b"), "--config.mesh_tensor=1"],
     ["Qwen2.5-32B", "config.json"],
   ),
   "no split": (
-    [config("tiny,debug"), "--config.train_split=dev"], ["'dev'", "train"],
+    [config("tiny,debug"), "--config.data.split=dev"], ["'dev'", "train"],
   ),
 }  # fmt: skip
 
@@ -198,3 +198,96 @@ def test_a_workdir_that_cannot_be_written(tmp_path):
   done = run(config("tiny,debug"), "--workdir=w/run", cwd=tmp_path)
   assert done.returncode == 2 and "workdir" in done.stderr
   assert len(done.stderr.strip().splitlines()) == 1
+
+
+# -- The other commands ------------------------------------------------------
+
+
+def test_evaluating_a_run_gives_the_runs_own_numbers(finished, tmp_path):
+  folder, _ = finished
+  of_run = folder / "runs/dapo-qwen32b-debug"
+  last = json.loads((of_run / "metrics.jsonl").read_text().splitlines()[-1])
+  args = [config("qwen32b,debug"), f"--run={of_run}"]
+  done = run(*args, cwd=tmp_path, command="eval")
+  assert done.returncode == 0, done.stderr
+  out = tmp_path / "evals/dapo-qwen32b-debug-arithmetic"
+  found = json.loads((out / "eval.json").read_text())
+  assert found["avg@4"]["value"] == last["eval_accuracy"]
+  assert found["pass@4"]["value"] == last["eval_pass_at_4"]
+  assert found["maj@4"]["value"] == last["eval_maj_at_4"]
+  assert found["iteration"] == 2 and found["problems"] == 8
+  for name in ("avg@4", "pass@2", "maj@4"):
+    assert f"\n{name} " in done.stdout
+    estimate = found[name]
+    assert estimate["low"] <= estimate["value"] <= estimate["high"]
+  path = out / "eval_samples.jsonl"
+  samples = path.read_text()
+  theirs = (of_run / "eval_samples.jsonl").read_text().splitlines()
+  assert samples.splitlines() == [r for r in theirs if '"iter": 2,' in r]
+
+  # Cut off in the middle of a line, it goes on with the same samples.
+  path.write_text(samples[: len(samples) // 2])
+  again = run(*args, cwd=tmp_path, command="eval")
+  assert again.returncode == 0, again.stderr
+  assert path.read_text() == samples
+  # Another question is not written over it.
+  other = run(*args, "--config.eval_top_p=0.5", cwd=tmp_path, command="eval")
+  assert other.returncode == 2 and "eval_top_p" in other.stderr
+  assert path.read_text() == samples
+
+  # The rules on these samples.
+  table = run("--samples", path, cwd=tmp_path, command="verify")
+  assert table.returncode == 0, table.stderr
+  for rule in ("paper", "integer", "symbolic"):
+    assert f"\n{rule} " in table.stdout
+
+
+def test_rules_that_disagree_are_shown(tmp_path):
+  rows = [
+    {"response": "Answer: 1/2", "answer": "0.5"},
+    {"response": "Answer: 7", "answer": "7"},
+    {"response": "\\boxed{7}", "answer": "7"},
+  ]
+  path = tmp_path / "s.jsonl"
+  path.write_text("\n".join(map(json.dumps, rows)))
+  done = run("--samples", path, cwd=tmp_path, command="verify")
+  assert done.returncode == 0, done.stderr
+  assert "1 right only by: symbolic\n" in done.stdout
+  assert "1 right only by: integer, symbolic\n" in done.stdout
+  assert "line 3" in done.stdout and "paper read None" in done.stdout
+
+
+def test_answers_of_a_file_become_integers(tmp_path):
+  rows = [{"q": "A?", "a": "11-2\\sqrt6"}, {"q": "B?", "a": "x<1"}]
+  (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+  args = ["in.jsonl", "out.jsonl", "--problem-column=q", "--answer-column=a"]
+  done = run(*args, cwd=tmp_path, command="integers")
+  assert done.returncode == 0, done.stderr
+  (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+  assert row["answer"] == "19" and row["original_answer"] == "11-2\\sqrt6"
+  assert "1 left out" in done.stdout
+
+
+OTHER_MISTAKES = {
+  "random weights": ("eval", [config("tiny")], ["--run"]),
+  "no run": ("eval", [config("tiny"), "--run=nowhere"], ["nowhere", "check"]),
+  "no gguf": (
+    "eval", [config("smollm2"), "--config.weights=x.gguf"], ["x.gguf", "such"],
+  ),
+  "no samples": ("verify", ["--samples", "nowhere"], ["nowhere"]),
+  "no response": ("verify", ["--samples", "a.jsonl"], ["line 1", "response"]),
+  "no column": ("integers", ["a.jsonl", "b.jsonl"], ["no column 'problem'"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_MISTAKES))
+def test_a_mistake_with_another_command_is_one_line_too(name, tmp_path):
+  command, args, words = OTHER_MISTAKES[name]
+  (tmp_path / "a.jsonl").write_text('{"a": 1}\n')
+  done = run(*args, cwd=tmp_path, command=command)
+  assert done.returncode == 2, done.stderr
+  lines = done.stderr.strip().splitlines()
+  assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+  for word in words:
+    assert word in lines[0]
+  assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]

@@ -290,7 +290,19 @@ def test_warm_up_is_linear_in_optimizer_steps():
   np.testing.assert_allclose(schedule(0), 1e-6 / 320, rtol=1e-5)
   np.testing.assert_allclose(schedule(159), 0.5e-6, rtol=1e-5)
   np.testing.assert_allclose([schedule(319), schedule(9999)], 1e-6, rtol=1e-5)
-  assert optim.learning_rate(3.0, warmup_steps=0)(0) == 3.0
+  for warmup in (0, 1):
+    schedule = optim.learning_rate(3.0, warmup_steps=warmup)
+    assert schedule(0) == schedule(1) == schedule(99) == 3.0
+
+
+def test_the_fall_behind_the_warm_up_is_linear_and_ends_at_the_floor():
+  schedule = optim.learning_rate(1.0, warmup_steps=4, decay_steps=8, floor=0.2)
+  np.testing.assert_allclose(
+    [schedule(s) for s in (0, 3, 4, 7, 11, 12, 99)],
+    [0.25, 1.0, 0.9, 0.6, 0.2, 0.2, 0.2], rtol=1e-5,
+  )  # fmt: skip
+  schedule = optim.learning_rate(1.0, warmup_steps=0, decay_steps=2)
+  np.testing.assert_allclose([schedule(s) for s in range(4)], [1, 0.5, 0, 0])
 
 
 def test_matrices_decay_and_norms_and_biases_do_not():

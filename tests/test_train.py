@@ -4,22 +4,28 @@ import json
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import numpy as np
 import pytest
 
 from configs import dapo
+from dapo_jax import config as config_lib
 from dapo_jax import metrics, train
 
 
 class Recorder:
   """A config that remembers which of its fields were read."""
 
-  def __init__(self, config):
-    self._config, self.read = config, set()
+  def __init__(self, config, read=None, prefix=""):
+    self._config, self._prefix = config, prefix
+    self.read = set() if read is None else read
 
   def __getattr__(self, name):
-    self.read.add(name)
-    return getattr(self._config, name)
+    self.read.add(self._prefix + name)
+    value = getattr(self._config, name)
+    if isinstance(value, ConfigDict):
+      return Recorder(value, self.read, f"{self._prefix}{name}.")
+    return value
 
   def __getitem__(self, name):
     # Only the checks index; a check alone does not make a field used.
@@ -65,7 +71,8 @@ def test_meshes_agree(runs):
 
 def test_every_field_is_read(runs):
   """A field that nothing reads is a lie."""
-  unread = set(dapo.get_config()) - runs[2]
+  fields = set(config_lib.flat(dapo.get_config().to_dict()))
+  unread = fields - runs[2]
   # run.py reads this one, to name the workdir.
   assert unread <= {"variant"}, unread
 

@@ -13,13 +13,17 @@ import random
 import zlib
 
 from dapo_jax.data.builder import TextBuilder, source_version
+from dapo_jax.data.templates import Template
 
 # Everything that a prompt or a solution is written with.
 ALPHABET = "0123456789+-=;?\nAnswer: "
-PROMPT = (("user", "{problem}=?\n"),)
+WORDS = ("Answer: ",)  # a token of their own, for shorter responses
+TEMPLATE = Template(
+  (("user", "{problem}=?\n"),), "7+2=9\n9-4=5\nAnswer: 5", "5"
+)
 
 _LIMIT = 9
-_TERMS = (2, 5)  # numbers in a problem, least and most
+_TERMS = (2, 4)  # numbers in a problem, least and most
 # Sloppiness of the demonstrations: shares of the solutions, and of the steps.
 _RAMBLING, _FORGETFUL, _MISCOUNTED = 0.35, 0.35, 0.04
 _RAMBLES = 12  # times that the last step is said again

@@ -6,13 +6,14 @@ import zlib
 import tensorflow_datasets as tfds
 
 
-def source_version(file: str) -> tfds.core.Version:
+def source_version(*files: str) -> tfds.core.Version:
   """A version that changes with the source of the generator.
 
   Prepared data are kept in a cache by version: no edit of a generator may
   find what an older one has left there.
   """
-  return tfds.core.Version(f"1.0.{zlib.crc32(Path(file).read_bytes())}")
+  source = b"".join(Path(file).read_bytes() for file in files)
+  return tfds.core.Version(f"1.0.{zlib.crc32(source)}")
 
 
 class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -23,6 +24,7 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   """
 
   FIELDS: tuple[str, ...] = ("problem", "answer", "kind", "solution")
+  IN_ORDER = False  # TFDS shuffles what it writes, unless told not to
   SIZES: dict[str, int] = {}
 
   def _info(self):
@@ -31,6 +33,8 @@ class TextBuilder(tfds.core.GeneratorBasedBuilder, skip_registration=True):
       features=tfds.features.FeaturesDict(
         {field: tfds.features.Text() for field in self.FIELDS}
       ),
+      metadata=tfds.core.MetadataDict(),
+      disable_shuffling=self.IN_ORDER,
     )
 
   def _split_generators(self, dl_manager):

@@ -1,6 +1,10 @@
 """Problems of a data set, and the endless shuffled stream of their prompts."""
 
+import contextlib
+import hashlib
 import importlib
+import io
+import json
 import logging
 import os
 from pathlib import Path
@@ -8,16 +12,45 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dapo_jax import rewards
+from dapo_jax.data import templates
 from dapo_jax.data.tokenizer import Tokenizer
 from dapo_jax.types import PromptBatch
 
-# name -> module with a TFDS builder and PROMPT, name of the builder.
-DATASETS: dict[str, tuple[str, str]] = {
+# Made up by a program: name -> module with a TFDS builder and TEMPLATE, name
+# of the builder.
+GENERATED: dict[str, tuple[str, str]] = {
   "arithmetic": ("dapo_jax.data.arithmetic", "Arithmetic"),
   "word_problems": ("dapo_jax.data.word_problems", "WordProblems"),
-  "dapo_math": ("dapo_jax.data.parquet_math", "DapoMath17k"),
-  "aime2024": ("dapo_jax.data.parquet_math", "Aime2024"),
 }
+# Read from a file that the user has: rows of data/files.py, which takes a
+# second to import.
+IN_FILES = ("dapo_math", "aime2024", "aime2025", "math500", "gsm8k", "file")
+DATASETS = (*GENERATED, *IN_FILES)
+
+TOO_LONG, UNREADABLE = "prompt too long", "answer that the rule cannot read"
+
+
+class Source(NamedTuple):
+  """Where problems come from: the fields of `data` in a config.
+
+  Attributes:
+    name: one of DATASETS.
+    path: file, or the folder it is in, for those of IN_FILES.
+    split: of a generated set; a file is one split.
+    problem_column: "" for the data set's own, as are the two below.
+    answer_column: of a file.
+    template: a key of templates.TEMPLATES, or a text with {problem}.
+    integers: rewrite answers into integers, see data/transform.py.
+  """
+
+  name: str
+  path: str = ""
+  split: str = "train"
+  problem_column: str = ""
+  answer_column: str = ""
+  template: str = ""
+  integers: bool = False
 
 
 class Problems(NamedTuple):
@@ -29,7 +62,8 @@ class Problems(NamedTuple):
     answers: reference answers.
     kinds: kind of each problem, "" where the data set knows none.
     solutions: demonstrations, empty where the data set has none.
-    num_too_long: problems dropped for a prompt over the limit.
+    rows: rows of the source that were read.
+    dropped: why rows are not among the problems -> how many.
   """
 
   prompts: list[list[int]]
@@ -37,12 +71,18 @@ class Problems(NamedTuple):
   answers: list[str]
   kinds: list[str]
   solutions: list[str]
-  num_too_long: int
+  rows: int
+  dropped: dict[str, int]
 
   @property
   def num(self) -> int:
     """Number of problems."""
     return len(self.prompts)
+
+  def fingerprint(self) -> str:
+    """Of what a run sees of them: prompts and answers in their order."""
+    seen = json.dumps([self.prompts, self.answers])
+    return hashlib.sha256(seen.encode()).hexdigest()[:16]
 
 
 def cache_dir() -> Path:
@@ -51,108 +91,129 @@ def cache_dir() -> Path:
   return Path(base) / "dapo_jax"
 
 
-def template(dataset: str) -> tuple[tuple[str, str], ...]:
-  """(role, content) of the messages of a prompt; `{problem}` is filled in."""
-  if dataset not in DATASETS:
+def template_of(source: Source) -> templates.Template:
+  """The template of a source.
+
+  Raises:
+    ValueError: unknown data set or template.
+  """
+  if source.name in GENERATED:
+    own = importlib.import_module(GENERATED[source.name][0]).TEMPLATE
+  elif source.name in IN_FILES:
+    from dapo_jax.data import files
+
+    own = files.FILES[source.name].template
+  else:
     raise ValueError(
-      f"dataset={dataset!r} is unknown; choose from {sorted(DATASETS)}"
+      f"data set {source.name!r} is unknown; choose from {', '.join(DATASETS)}"
     )
-  return importlib.import_module(DATASETS[dataset][0]).PROMPT
+  return templates.find(source.template, own)
 
 
 def load(
-  dataset: str,
-  split: str,
+  source: Source,
   tokenizer: Tokenizer,
   *,
   max_prompt_len: int,
-  data_dir: str = "",
+  rule: str = "symbolic",
   limit: int = 0,
+  folder: Path | None = None,
 ) -> Problems:
-  """Reads a split through its TFDS builder and renders the prompts.
+  """Reads problems through their TFDS builder and renders the prompts.
 
   Args:
-    dataset: a key of DATASETS.
-    split: a split of the builder.
+    source: the data set and its options.
     tokenizer: renders the messages.
     max_prompt_len: longer prompts are dropped and counted.
-    data_dir: where the builder finds and keeps its files; default: a folder
-      of the per-user cache.
+    rule: a key of rewards.RULES; answers that it cannot read are dropped and
+      counted.
     limit: first so many problems, 0 = all.
+    folder: of prepared data; default: in the per-user cache.
 
   Raises:
-    ValueError: unknown data set, or nothing is left of it.
-    FileNotFoundError: the builder wants a file that is not there.
+    ValueError: unknown data set or split, a file that cannot be read, or
+      nothing is left of it.
+    FileNotFoundError: the file is not there; with the command that gets it.
   """
-  messages = template(dataset)
-  # Half a second that --help and the tests of pure functions need not pay.
-  import tensorflow_datasets as tfds
-
-  tfds.disable_progress_bar()
-  logging.getLogger("absl").setLevel(logging.ERROR)
-  module, name = DATASETS[dataset]
-  make = getattr(importlib.import_module(module), name)
-  folder = Path(data_dir).expanduser() if data_dir else cache_dir() / "datasets"
-  prepared, source = folder, folder
-  if hasattr(make, "FILE"):
-    # Where the user put it, or where the command below puts it.
-    found = [d for d in (folder, folder / "data") if (d / make.FILE).exists()]
-    if not found:
-      raise FileNotFoundError(
-        f"data set {dataset!r} needs {folder / make.FILE}: get it with "
-        f"`{make.COMMAND} --local-dir {folder}`, or point data_dir at its "
-        "folder"
-      )
-    source = found[0]
-    # Another file of this name is another data set.
-    stat = (source / make.FILE).stat()
-    prepared = folder / f"prepared-{stat.st_size}-{stat.st_mtime_ns}"
-  builder = make(data_dir=str(prepared), file_format="array_record")
-  try:
-    builder.download_and_prepare(
-      download_config=tfds.download.DownloadConfig(manual_dir=str(source))
-    )
-  except Exception as error:  # TFDS and Arrow have no common type for it
-    reason = " ".join(str(error).split())[-200:]
-    raise ValueError(
-      f"data set {dataset!r} cannot be prepared from "
-      f"{source / getattr(make, 'FILE', '')}: {reason}"
-    ) from error
-  if split not in builder.info.splits:
-    hint = "; set warm_steps=0" if split == "warm" else ""
-    raise ValueError(
-      f"data set {dataset!r} has no split {split!r}; it has "
-      f"{sorted(builder.info.splits)}{hint}"
-    )
-  out = Problems([], [], [], [], [], 0)
-  dropped = 0
-  for row in builder.as_data_source(split):
-    row = {key: value.decode() for key, value in row.items()}
+  messages = template_of(source).messages
+  builder, split = _builder(source, folder or cache_dir() / "datasets")
+  out = Problems([], [], [], [], [], 0, {})
+  dropped = {
+    **(builder.info.metadata or {}).get("counts", {}), TOO_LONG: 0,
+    UNREADABLE: 0,
+  }  # fmt: skip
+  rows = builder.info.splits[split].num_examples
+  rows = (builder.info.metadata or {}).get("rows", rows)
+  examples = [
+    {key: value.decode() for key, value in row.items()}
+    for row in builder.as_data_source(split)
+  ]
+  readable = rewards.readable([row["answer"] for row in examples], rule=rule)
+  for row, is_readable in zip(examples, readable):
     tokens = tokenizer.encode_chat(
       [
         {"role": role, "content": text.replace("{problem}", row["problem"])}
         for role, text in messages
       ]
     )
-    if len(tokens) > max_prompt_len:
-      dropped += 1
+    if not is_readable or len(tokens) > max_prompt_len:
+      dropped[TOO_LONG if is_readable else UNREADABLE] += 1
       continue
     out.prompts.append(tokens)
     out.problems.append(row["problem"])
     out.answers.append(row["answer"])
     out.kinds.append(row.get("kind", ""))
-    if "solution" in row:
+    if row.get("solution"):
       out.solutions.append(row["solution"])
     if limit and out.num == limit:
       break
+  dropped = {reason: n for reason, n in dropped.items() if n}
   if not out.num:
+    told = ", ".join(f"{n} {reason}" for reason, n in dropped.items())
     raise ValueError(
-      f"data set {dataset!r} ({split}) has no problem left: {dropped} prompts "
-      f"are longer than max_prompt_len={max_prompt_len}"
-      if dropped
-      else f"data set {dataset!r} ({split}) is empty; look into {folder}"
+      f"data set {source.name!r} ({source.path or split}) has no problem left "
+      f"of {rows} rows: {told} (max_prompt_len={max_prompt_len}, "
+      f"reward_rule={rule!r})"
     )
-  return out._replace(num_too_long=dropped)
+  return out._replace(rows=rows, dropped=dropped)
+
+
+def _builder(source: Source, folder: Path):
+  """The prepared TFDS builder of a source, and the split to read."""
+  # Half a second that --help and the tests of pure functions need not pay.
+  import tensorflow_datasets as tfds
+
+  tfds.disable_progress_bar()
+  logging.getLogger("absl").setLevel(logging.ERROR)
+  options = dict(data_dir=str(folder), file_format="array_record")
+  try:
+    if source.name in GENERATED:
+      if source.path:
+        raise ValueError("it is made up by a program, data.path is of no use")
+      module, name = GENERATED[source.name]
+      make = getattr(importlib.import_module(module), name)
+      builder, split = make(**options), source.split
+    else:
+      from dapo_jax.data import files
+
+      config = files.configure(source)
+      builder, split = files.MathFile(config=config, **options), files.SPLIT
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints at length
+      builder.download_and_prepare()
+  except FileNotFoundError:
+    raise
+  except Exception as error:  # TFDS and Arrow have no common type for it
+    reason = " ".join(str(error).split())[:300]
+    raise ValueError(
+      f"data set {source.name!r} cannot be prepared: {reason}"
+    ) from error
+  if split not in builder.info.splits:
+    hint = "; set warm_steps=0" if split == "warm" else ""
+    raise ValueError(
+      f"data set {source.name!r} has no split {split!r}; it has "
+      f"{', '.join(sorted(builder.info.splits))}{hint}"
+    )
+  return builder, split
 
 
 def pad(prompts: list[list[int]], max_prompt_len: int):

@@ -149,10 +149,14 @@ class Tokenizer:
     return cls(backend, config, [] if turn is None else [turn], str(path))
 
   @classmethod
-  def characters(cls, alphabet: str) -> "Tokenizer":
+  def characters(cls, alphabet: str, words: Sequence[str] = ()) -> "Tokenizer":
     """A token a character: 0 pads, 1 ends, then the alphabet in its order.
 
     Its chat template is the messages' contents, one after the other.
+
+    Args:
+      alphabet: every character there is.
+      words: runs of characters with a token of their own, behind the alphabet.
 
     Raises:
       ValueError: a character stands twice in the alphabet.
@@ -165,6 +169,7 @@ class Tokenizer:
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(["<pad>", "<eos>"])
+    backend.add_tokens(list(words))
     config = {
       "alphabet": alphabet,
       "pad_token": "<pad>",

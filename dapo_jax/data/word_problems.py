@@ -12,12 +12,18 @@ has, and kinds of problem of its own beside the training kinds.
 import random
 
 from dapo_jax.data.builder import TextBuilder, source_version
+from dapo_jax.data.templates import Template
 
-PROMPT = (
-  ("system", "Solve."),
-  ("user", "Tom has 4 pens and buys 8 more. How many pens?"),
-  ("assistant", "4 + 8 = 12\nAnswer: 12"),
-  ("user", "{problem}"),
+_EXAMPLE = "4 + 8 = 12\nAnswer: 12"
+TEMPLATE = Template(
+  (
+    ("system", "Solve."),
+    ("user", "Tom has 4 pens and buys 8 more. How many pens?"),
+    ("assistant", _EXAMPLE),
+    ("user", "{problem}"),
+  ),
+  _EXAMPLE,
+  "12",
 )
 
 NAMES = ("Ann", "Ben", "Eva", "Leo", "Mia", "Sam")
@@ -46,13 +52,13 @@ KINDS: dict[str, tuple[str, str, bool]] = {
 
 
 # Pairs of numbers, whichever way round, that no training problem has.
-HELD_OUT = ((2, 4), (3, 6), (5, 5))
+HELD_OUT = ((2, 4), (3, 3), (4, 5))
 
 
 def numbers(rng: random.Random, held_out: bool) -> tuple[int, int]:
-  """A pair from 2..6, of one side of the fence."""
+  """A pair from 2..5, of one side of the fence."""
   while True:
-    pair = rng.randint(2, 6), rng.randint(2, 6)
+    pair = rng.randint(2, 5), rng.randint(2, 5)
     if (tuple(sorted(pair)) in HELD_OUT) == held_out:
       return pair
 

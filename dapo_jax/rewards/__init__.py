@@ -22,6 +22,7 @@ from dapo_jax.rewards.shaping import outcome, overlong_penalty
 
 TIMEOUT_SEC = 1.0
 MAX_RESPONSE_CHARS = 2_000_000
+STATUSES = ("ok", "no_answer", "timeout", "error")  # of a verdict
 # A batch smaller than this says nothing about the verifier's health.
 _MIN_FAILED = 8
 
@@ -29,9 +30,9 @@ _MIN_FAILED = 8
 class Verdict(NamedTuple):
   """What the verifier found out about one response.
 
-  `status` is 'ok' when it was decided, 'no_answer' when there was nothing to
-  decide, 'timeout' when the deadline passed and 'error' when the verifier
-  failed; the last three are never correct.
+  `status`, one of STATUSES, is 'ok' when it was decided, 'no_answer' when
+  there was nothing to decide, 'timeout' when the deadline passed and 'error'
+  when the verifier failed; the last three are never correct.
   """
 
   correct: bool
@@ -90,19 +91,28 @@ def verify(
     raise ValueError(f"{len(responses)} responses for {len(answers)} answers")
   if timeout_sec <= 0:
     raise ValueError(f"timeout_sec must be positive, got {timeout_sec}")
-  find_answer, equal = RULES[rule]
-  verdicts, pending = [], []
-  for index, (response, answer) in enumerate(
-    zip(responses, answers, strict=True)
-  ):
-    prediction, status, correct = None, "ok", False
+  found = []
+  for response in responses:
     try:
       # An answer stands at the end; a longer text is not a response.
-      prediction = find_answer(response[-MAX_RESPONSE_CHARS:])
-      if prediction is None:
+      found.append(RULES[rule].find_answer(response[-MAX_RESPONSE_CHARS:]))
+    except Exception as error:  # A bug of ours must not stop a run.
+      found.append(error)
+  return _compare(found, answers, rule, timeout_sec, workers)
+
+
+def _compare(found, answers, rule, timeout_sec, workers) -> list[Verdict]:
+  """Verdicts on answers that were found; None for none, or what was raised."""
+  verdicts, pending = [], []
+  for index, (prediction, answer) in enumerate(zip(found, answers)):
+    status, correct = "ok", False
+    try:
+      if isinstance(prediction, Exception):
+        prediction, status = None, "error"
+      elif prediction is None:
         status = "no_answer"
       else:
-        correct = equal(prediction, answer)
+        correct = RULES[rule].equal(prediction, answer)
     except (NeedsWorker, RecursionError):
       # The caller may stand deep in its stack; a worker never does.
       pending.append(index)
@@ -117,6 +127,52 @@ def verify(
         status == "ok" and value is True, verdicts[index].prediction, status
       )
   return verdicts
+
+
+def readable(answers: Sequence[str], *, rule: str = "symbolic") -> list[bool]:
+  """Whether a response that states a gold answer would be right.
+
+  Args:
+    answers: Gold answers.
+    rule: A name in RULES.
+
+  Returns:
+    For each, whether the rule accepts it from an answer line or a box. Where
+    it does not, nobody can be right, and the problem teaches nothing.
+  """
+  lines = verify([f"Answer: {a}" for a in answers], answers, rule=rule)
+  out = [v.correct for v in lines]
+  left = [k for k, is_right in enumerate(out) if not is_right]
+  boxes = [rf"\boxed{{{answers[k]}}}" for k in left]
+  for k, v in zip(left, verify(boxes, [answers[k] for k in left], rule=rule)):
+    out[k] = v.correct
+  return out
+
+
+def classes(
+  predictions: Sequence[str | None], *, rule: str = "symbolic"
+) -> list[int]:
+  """Groups answers that a rule takes for the same, for majority votes.
+
+  Args:
+    predictions: What was found in responses (`Verdict.prediction`), or None.
+    rule: A name in RULES.
+
+  Returns:
+    The number of each answer's class, in order of first appearance; -1 for
+    None.
+  """
+  labels: dict[str, int] = {}
+  first: list[str] = []  # of each class
+  for text in predictions:
+    if text is None or text in labels:
+      continue
+    same = _compare([text] * len(first), first, rule, TIMEOUT_SEC, 0)
+    label = next((k for k, v in enumerate(same) if v.correct), len(first))
+    if label == len(first):
+      first.append(text)
+    labels[text] = label
+  return [-1 if text is None else labels[text] for text in predictions]
 
 
 def score(
@@ -177,7 +233,7 @@ def check(verdicts: Sequence[Verdict], *, max_failed: float = 0.5) -> None:
 
 def count(verdicts: Sequence[Verdict]) -> dict[str, int]:
   """How many verdicts have each status, for the metrics."""
-  counts = dict.fromkeys(("ok", "no_answer", "timeout", "error"), 0)
+  counts = dict.fromkeys(STATUSES, 0)
   for verdict in verdicts:
     counts[verdict.status] += 1
   return counts
@@ -202,14 +258,17 @@ def is_equivalent(prediction: str, answer: str) -> bool:
 
 __all__ = [
   "RULES",
+  "STATUSES",
   "Rule",
   "Verdict",
   "WorkerError",
   "check",
+  "classes",
   "count",
   "is_equivalent",
   "outcome",
   "overlong_penalty",
+  "readable",
   "score",
   "verify",
 ]

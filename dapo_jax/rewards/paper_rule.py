@@ -103,7 +103,7 @@ def normal_form(answer: str) -> str:
     text = text.replace(word, "")
   math = _MATH.search(text)
   if math:
-    text = math.group(1)
+    text = f"${math.group(1)}$"
   for wrapper in _UNWRAPPED:
     text = wrapper.sub(r"\1", text)
   text = _FRACTION.sub(r"frac{\1}{\2}", text)

@@ -16,8 +16,9 @@ def tokenizer():
 def some(n):
   """n problems whose prompt is their number."""
   return prompts.Problems(
-    [[i] * (1 + i % 3) for i in range(n)], [""] * n, [""] * n, [""] * n, [], 0
-  )
+    [[i] * (1 + i % 3) for i in range(n)], [""] * n, [""] * n, [""] * n, [],
+    n, {},
+  )  # fmt: skip
 
 
 def test_position_is_all_there_is():
@@ -48,20 +49,21 @@ def test_prompts_are_padded_on_the_right():
     np.testing.assert_array_equal(row, [i] * n + [0] * (4 - n))
 
 
-def load(tokenizer, tmp_path, split="train", **knobs):
+def load(tokenizer, tmp_path, split="train", name="arithmetic", **knobs):
   knobs = dict(max_prompt_len=20) | knobs
-  return prompts.load(
-    "arithmetic", split, tokenizer, data_dir=str(tmp_path), **knobs
-  )
+  source = prompts.Source(name, split=split)
+  return prompts.load(source, tokenizer, folder=tmp_path, **knobs)
 
 
 def test_long_prompts_are_dropped_and_counted(tokenizer, tmp_path):
   everything = load(tokenizer, tmp_path)
   short = load(tokenizer, tmp_path, max_prompt_len=8)
-  assert everything.num_too_long == 0 and short.num_too_long > 0
-  assert short.num + short.num_too_long == everything.num
+  assert not everything.dropped and everything.rows == everything.num
+  assert short.num + short.dropped[prompts.TOO_LONG] == short.rows
   assert max(map(len, short.prompts)) <= 8
-  with pytest.raises(ValueError, match="max_prompt_len=2"):
+  with pytest.raises(
+    ValueError, match="4096 prompt too long.*max_prompt_len=2"
+  ):
     load(tokenizer, tmp_path, max_prompt_len=2)
   with pytest.raises(ValueError, match="no split 'dev'.*test"):
     load(tokenizer, tmp_path, split="dev")
@@ -102,12 +104,9 @@ def test_word_problems_hold_out_numbers_and_kinds(tmp_path):
       return [1]
 
   train, test = (
-    prompts.load(
-      "word_problems", split, Plain(), max_prompt_len=4,
-      data_dir=str(tmp_path),
-    )
+    load(Plain(), tmp_path, split, "word_problems")
     for split in ("train", "test")
-  )  # fmt: skip
+  )
 
   def pairs(problems):
     found = set()
@@ -124,37 +123,16 @@ def test_word_problems_hold_out_numbers_and_kinds(tmp_path):
       assert is_equivalent(solution, answer)
 
 
-def test_an_unknown_data_set_lists_the_choices():
-  with pytest.raises(ValueError, match="'gsm9k'.*arithmetic"):
-    prompts.template("gsm9k")
+def test_an_unknown_data_set_lists_the_choices(tokenizer, tmp_path):
+  with pytest.raises(ValueError, match="'gsm9k'.*arithmetic.*gsm8k"):
+    load(tokenizer, tmp_path, name="gsm9k")
 
 
-def test_a_file_that_is_missing_is_named_with_what_gets_it(tokenizer, tmp_path):
-  with pytest.raises(FileNotFoundError, match="dapo-math-17k.parquet.*hf down"):
-    prompts.load(
-      "dapo_math", "train", tokenizer, max_prompt_len=9, data_dir=str(tmp_path)
-    )
-
-
-def test_the_published_schema_is_read_and_repeats_are_dropped(tmp_path):
-  import pyarrow as pa
-  import pyarrow.parquet as pq
-
-  rows = [
-    {
-      "prompt": [{"role": "user", "content": f"What is {i % 3} + 1?"}],
-      "reward_model": {"ground_truth": str(i % 3 + 1), "style": "rule"},
-    }
-    for i in range(9)
-  ]
-  pq.write_table(pa.Table.from_pylist(rows), tmp_path / "dapo-math-17k.parquet")
-
-  class Plain:
-    def encode_chat(self, messages):
-      return [len(messages[0]["content"])]
-
-  problems = prompts.load(
-    "dapo_math", "train", Plain(), max_prompt_len=9, data_dir=str(tmp_path)
-  )
-  assert sorted(problems.problems) == [f"What is {i} + 1?" for i in range(3)]
-  assert dict(zip(problems.problems, problems.answers))["What is 2 + 1?"] == "3"
+def test_a_changed_problem_changes_the_fingerprint():
+  problems = some(10)
+  assert problems.fingerprint() == some(10).fingerprint()
+  other = problems._replace(answers=["1", *problems.answers[1:]])
+  longer = problems._replace(prompts=[[5], *problems.prompts[1:]])
+  swapped = problems._replace(prompts=problems.prompts[::-1])
+  found = {p.fingerprint() for p in (problems, other, longer, swapped)}
+  assert len(found) == 4

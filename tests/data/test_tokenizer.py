@@ -104,6 +104,17 @@ def test_characters():
   assert tokenizer.encode_chat(chat) == [3, 12, 4]
 
 
+def test_words_have_a_token_of_their_own(tmp_path):
+  tokenizer = Tokenizer.characters("Answer: 7\n", ("Answer: ",))
+  assert tokenizer.vocab_size == 13
+  assert tokenizer.encode("7\nAnswer: 7") == [10, 11, 12, 10]
+  assert tokenizer.decode([10, 11, 12, 10, 1]) == "7\nAnswer: 7"
+  assert tokenizer.encode("Answer:7") == [*range(2, 9), 10]
+  tokenizer.save(tmp_path)
+  again = Tokenizer.from_folder(tmp_path)
+  assert again.encode("Answer: 77") == [12, 10, 10]
+
+
 def test_characters_survive_a_folder(tmp_path):
   tokenizer = Tokenizer.characters("ab c")
   tokenizer.save(tmp_path)
