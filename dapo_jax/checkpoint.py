@@ -63,6 +63,12 @@ class Checkpoints:
     number = 0 if latest is None else latest + 1
     self._manager.save(number, args=ocp.args.Composite(**items), force=True)
 
+  def place(self) -> dict[str, Any]:
+    """What `Saved.loop` of the newest checkpoint holds, its config included."""
+    number = self._manager.latest_step()
+    args = ocp.args.Composite(loop=ocp.args.JsonRestore())
+    return self._manager.restore(number, args=args)["loop"]
+
   def restore(self, like: TrainState) -> Saved:
     """Reads the newest checkpoint.
 
@@ -107,11 +113,12 @@ class Checkpoints:
     self._manager.close()
 
 
-def read(workdir: Path, like: TrainState) -> Saved:
+def read(workdir: Path, c, like: TrainState) -> Saved:
   """The newest checkpoint of a finished or running run, to look at only.
 
   Args:
     workdir: of the run.
+    c: a config with the run's model and weights.
     like: shapes, dtypes and shardings of the state.
 
   Raises:
@@ -123,6 +130,13 @@ def read(workdir: Path, like: TrainState) -> Saved:
   try:
     if checkpoints.is_empty:
       raise ValueError(f"{workdir} has no finished checkpoint")
+    theirs = checkpoints.place()["config"]
+    for field in ("model", "weights"):  # weights: tokenizer and template too
+      if theirs[field] != c[field]:
+        raise ValueError(
+          f"the run {workdir} has {field}={theirs[field]!r}, the config "
+          f"{field}={c[field]!r}; give the run's own --config"
+        )
     return checkpoints.restore(like)
   finally:
     checkpoints.close()

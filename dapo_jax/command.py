@@ -52,6 +52,7 @@ def call(action: Callable, doc: str, argv: list[str]) -> int:
 
   from dapo_jax.config import UserError
   from dapo_jax.data.prompts import cache_dir
+  from dapo_jax.rewards import WorkerError
   from dapo_jax.train import Preempted
 
   if not jax.config.jax_compilation_cache_dir:
@@ -59,7 +60,8 @@ def call(action: Callable, doc: str, argv: list[str]) -> int:
   logging.getLogger("absl").setLevel(logging.ERROR)
   try:
     action(config)
-  except (UserError, OSError) as error:  # a full disk, a folder taken away
+  # A full disk, a folder taken away; a verifier that cannot start.
+  except (UserError, OSError, WorkerError) as error:
     return refuse(error)
   except Preempted as stopped:
     print(f"stopped: {stopped}; the same command continues from there.")

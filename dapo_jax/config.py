@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dapo_jax import rewards
 from dapo_jax.advantages import ESTIMATORS
-from dapo_jax.data.prompts import DATASETS
+from dapo_jax.data.prompts import DATASETS, Source
 from dapo_jax.losses import AGGREGATIONS
 from dapo_jax.metrics import write_json
 from dapo_jax.models.variants import MODELS
@@ -52,6 +52,11 @@ def check(c, batch_shards: int = 1) -> None:
       names = ", ".join(str(k) for k in known)
       raise UserError(f"{field}={c[field]!r} is unknown; choose from {names}")
   for field, known in (("data", DATASETS), ("eval_data", ("", *DATASETS))):
+    if set(c[field].keys()) != set(Source._fields):
+      raise UserError(
+        f"{field} has other fields than {', '.join(Source._fields)}; set them "
+        f"one by one, as in --config.{field}.name=gsm8k"
+      )
     name = c[field]["name"]
     if name not in known:
       raise UserError(
@@ -84,7 +89,7 @@ def _check_ranges(c) -> None:
   not_negative = (
     "eval_every_iters", "eval_prompts_per_round", "num_logged_samples",
     "warm_steps", "warm_lr", "overlong_cache_len", "clip_low", "clip_high",
-    "row_len", "lr", "warmup_iters", "lr_decay_iters", "lr_floor",
+    "row_len", "lr", "warmup_iters", "lr_decay_iters",
     "weight_decay", "max_grad_norm", "eval_problems", "eval_temperature",
     "seed",
   )  # fmt: skip
@@ -101,6 +106,11 @@ def _check_ranges(c) -> None:
   if not c.verify_timeout_sec > 0:
     raise UserError(
       f"verify_timeout_sec={c.verify_timeout_sec} must be more than 0"
+    )
+  if not 0 <= c.lr_floor <= 1 or (c.lr_floor and not c.lr_decay_iters):
+    raise UserError(
+      f"lr_floor={c.lr_floor} is the share of lr behind lr_decay_iters="
+      f"{c.lr_decay_iters}: take it from [0, 1], and 0 without a fall"
     )
   if not 0 <= c.max_failed_verdicts <= 1:
     raise UserError(
@@ -205,15 +215,16 @@ def describe(c) -> str:
   return "\n".join(lines)
 
 
-def claim(
-  workdir: Path, c, results: str = "metrics.jsonl", **more: str
-) -> None:
+# A workdir with one of these is a run's or an evaluation's.
+_RESULTS = ("metrics.jsonl", "eval_samples.jsonl")
+
+
+def claim(workdir: Path, c, **more: str) -> None:
   """Makes the workdir this run's own: writes config.json, or compares it.
 
   Args:
     workdir: made if it is not there.
     c: the config.
-    results: the file whose presence says that the run has begun.
     more: facts beside the config that have to stay the same.
 
   Raises:
@@ -222,7 +233,7 @@ def claim(
   path = workdir / "config.json"
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    is_run = (workdir / results).exists()
+    is_run = any((workdir / name).exists() for name in _RESULTS)
     if path.exists() and is_run:  # else it was given up before it began
       theirs = json.loads(path.read_bytes())
       if not isinstance(theirs, dict):

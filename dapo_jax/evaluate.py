@@ -12,6 +12,8 @@ from dapo_jax.config import UserError
 from dapo_jax.data.prompts import Problems, pad
 
 SAMPLES = "eval_samples.jsonl"
+# With fewer problems than this on either side their spread says nothing.
+_MIN_PROBLEMS = 5
 # Standard normal quantile of a 95 % interval.
 _Z = 1.959964
 
@@ -126,7 +128,8 @@ def estimate(values: Float[np.ndarray, "n"], samples: int = 1) -> Estimate:
   Wilson's interval at the effective number of independent samples: that of a
   binomial proportion with the variance which the problems show, v (1 - v) /
   Var[mean]. It lies between n (samples of a problem always agree) and n times
-  `samples`. At 0 and at 1 it is n: 0 of 30 problems is no proof of 0.
+  `samples`. Where nearly all problems agree it is n: 0 of 30 is no proof of
+  0, and one lucky sample none that problems do not differ.
 
   Args:
     values: one a problem.
@@ -135,7 +138,7 @@ def estimate(values: Float[np.ndarray, "n"], samples: int = 1) -> Estimate:
   n = len(values)
   mean = float(np.mean(values))
   variance = float(np.var(values, ddof=1)) / n if n > 1 else 0.0
-  if n == 1 or mean in (0.0, 1.0):
+  if min(np.sum(values > 0), np.sum(values < 1)) < _MIN_PROBLEMS:
     m = float(n)
   else:  # problems that vary less than independent samples would: all count
     m = min(max(mean * (1 - mean) / max(variance, 1e-12), n), n * samples)
@@ -170,7 +173,9 @@ def pass_at_k(is_correct: Bool[np.ndarray, "n s"], k: int) -> Estimate:
   return estimate(values, samples // k)
 
 
-def majority(found: Evaluation, rule: str) -> Estimate:
+def majority(
+  found: Evaluation, rule: str, timeout_sec: float = rewards.TIMEOUT_SEC
+) -> Estimate:
   """maj@k: is the answer that most samples give the right one?
 
   Answers that the rule takes for equal vote together, responses without an
@@ -178,7 +183,9 @@ def majority(found: Evaluation, rule: str) -> Estimate:
   """
   values = []
   for predictions, right in zip(found.predictions, found.is_correct):
-    labels = np.array(rewards.classes(predictions, rule=rule))
+    labels = np.array(
+      rewards.classes(predictions, rule=rule, timeout_sec=timeout_sec)
+    )
     votes = np.bincount(labels[labels >= 0]) if (labels >= 0).any() else []
     leaders = [k for k, v in enumerate(votes) if v == max(votes)]
     won = [bool(right[labels == k].any()) for k in leaders]
@@ -186,7 +193,9 @@ def majority(found: Evaluation, rule: str) -> Estimate:
   return estimate(np.array(values))
 
 
-def summarize(found: Evaluation, rule: str) -> dict[str, Estimate]:
+def summarize(
+  found: Evaluation, rule: str, timeout_sec: float = rewards.TIMEOUT_SEC
+) -> dict[str, Estimate]:
   """avg@k, pass@j for powers of two up to k, maj@k."""
   k = found.is_correct.shape[1]
   out = {f"avg@{k}": average(found.is_correct)}
@@ -194,7 +203,7 @@ def summarize(found: Evaluation, rule: str) -> dict[str, Estimate]:
   for j in [*powers, k] if k > 1 else []:
     out[f"pass@{j}"] = pass_at_k(found.is_correct, j)
   if k > 1:
-    out[f"maj@{k}"] = majority(found, rule)
+    out[f"maj@{k}"] = majority(found, rule, timeout_sec)
   return out
 
 
@@ -299,7 +308,7 @@ def policy(
     programs.generate, size, c.group_size, c.eval_samples, c.eval_temperature
   )
   greedy = None
-  if c.eval_greedy:
+  if c.eval_greedy and c.eval_temperature:  # else the samples are greedy
     # As many rows as sampling has, or fewer if the problems are fewer.
     rows = min(size * c.group_size, -(-problems.num // size) * size)
     greedy = sampled(programs.generate_one, rows, 1, 1, 0.0)

@@ -1,5 +1,6 @@
 """What a run starts from: model, tokenizer, weights, problems."""
 
+import collections
 from collections.abc import Callable
 import dataclasses
 from pathlib import Path
@@ -149,8 +150,9 @@ def load_source(
   near = sum(len(p) > 0.9 * c.max_prompt_len for p in problems.prompts)
   told = "".join(f", {n} {why}" for why, n in problems.dropped.items())
   say(
-    f"data       {source.name} {source.path or source.split}: {problems.num} "
-    f"problems of {problems.rows} rows"
+    f"data       {source.name} {source.path or source.split}: "
+    f"{'the first ' * (problems.num == limit)}{problems.num} problems of "
+    f"{problems.rows} rows"
     + (f"; dropped{told[1:]}" if told else "")
     + f"; prompts up to {longest} of {c.max_prompt_len} tokens, "
     f"{near / problems.num:.0%} near the limit"
@@ -177,10 +179,24 @@ def check_contract(source: Source, rule: str) -> None:
 
 def _overlap(train: Problems, test: Problems) -> list[str]:
   """Evaluation problems that training has too, whatever stands around them."""
-  known = {_core(text) for text in train.problems}
-  return [text for text in test.problems if _core(text) in known]
+  known = set(_cores(train.problems))
+  return [
+    text
+    for text, core in zip(test.problems, _cores(test.problems))
+    if core in known
+  ]
 
 
-def _core(text: str) -> str:
-  """The longest paragraph without white space: instructions around differ."""
-  return "".join(max(text.split("\n\n"), key=len).lower().split())
+def _cores(texts: list[str]) -> list[str]:
+  """Of each text the longest paragraph that no other has, without white space.
+
+  Paragraphs that several problems share are instructions.
+  """
+  paragraphs = [
+    ["".join(part.lower().split()) for part in text.split("\n\n")]
+    for text in texts
+  ]
+  seen = collections.Counter(p for parts in paragraphs for p in set(parts))
+  return [
+    max(parts, key=lambda p: (seen[p] == 1, len(p))) for parts in paragraphs
+  ]

@@ -130,14 +130,14 @@ def rates(row: dict, seconds: dict, groups: Groups | None) -> dict[str, float]:
 
 
 def of_evaluation(
-  sampled: Evaluation, greedy: Evaluation | None, rule: str
+  sampled: Evaluation, greedy: Evaluation | None, rule: str, timeout_sec: float
 ) -> dict[str, Any]:
   """eval_* metrics: avg@k, pass@k and maj@k with their intervals, greedy."""
   k = sampled.is_correct.shape[1]
   names = {f"avg@{k}": "accuracy", f"pass@{k}": f"pass_at_{k}",
            f"maj@{k}": f"maj_at_{k}"}  # fmt: skip
   out = {}
-  for name, found in summarize(sampled, rule).items():
+  for name, found in summarize(sampled, rule, timeout_sec).items():
     if name in names:
       key = f"eval_{names[name]}"
       out |= {key: found.value, f"{key}_low": found.low}

@@ -189,7 +189,7 @@ def train(c, workdir: Path) -> dict:
         c, programs, weights, key_for(EVALUATE), test_set, tokenizer,
         write=lambda row: eval_samples.write({"iter": iteration, **row}),
       )  # fmt: skip
-      return monitor.of_evaluation(*found, c.reward_rule)
+      return monitor.of_evaluation(*found, c.reward_rule, c.verify_timeout_sec)
 
   if is_new:
     row = {"iter": 0, **evaluation(0)}

@@ -103,7 +103,13 @@ def main() -> int:
         print(f"{part}  {name:<28}{value:>14,.3f}")
     if args.out:
       args.out.write_text(json.dumps(found, indent=2) + "\n")
-  except (OSError, ValueError, TypeError, KeyError) as error:
+  except (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    rewards.WorkerError,
+  ) as error:
     return refuse(error)
   return 0
 

@@ -60,7 +60,7 @@ def evaluate(config) -> None:
     problems = loading.load_source(c, source, c.eval_problems, tokenizer, print)
     bound = programs.build(c, model_config, mesh, tokenizer.eos_ids)
     if run is not None:
-      saved = checkpoint.read(run, bound.state_shape)
+      saved = checkpoint.read(run, c, bound.state_shape)
       params, place = saved.state.params, saved.loop["iter"]
     else:
       params = jax.device_put(read_weights(), bound.params_sharding)
@@ -69,7 +69,7 @@ def evaluate(config) -> None:
     name = f"{run.resolve().name if run else command.name_of(c)}-{source.name}"
     workdir = Path(_WORKDIR.value or Path("evals") / name)
     config_lib.claim(
-      workdir, c, evaluate_lib.SAMPLES, evaluated=f"{of}, iteration {place}",
+      workdir, c, evaluated=f"{of}, iteration {place}",
       problems=problems.fingerprint(),
     )  # fmt: skip
     path = workdir / evaluate_lib.SAMPLES
@@ -77,7 +77,8 @@ def evaluate(config) -> None:
   except (ValueError, FileNotFoundError) as error:
     raise UserError(str(error)) from error
 
-  total = problems.num * (c.eval_samples + c.eval_greedy)
+  is_greedy = c.eval_greedy and c.eval_temperature
+  total = problems.num * (c.eval_samples + bool(is_greedy))
   bar = tqdm(total=total, initial=len(done), unit="sample", disable=None)
   rows = metrics.JsonLines(path, place + 1)  # forgets a torn line only
 
@@ -92,7 +93,7 @@ def evaluate(config) -> None:
   )  # fmt: skip
   bar.close()
   rows.close()
-  found = evaluate_lib.summarize(sampled, c.reward_rule)
+  found = evaluate_lib.summarize(sampled, c.reward_rule, c.verify_timeout_sec)
   if greedy is not None:
     found["greedy"] = evaluate_lib.average(greedy.is_correct)
   metrics.write_json(

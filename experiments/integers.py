@@ -7,6 +7,7 @@ IN is a .jsonl or .parquet file with a problem and an answer column; OUT gets
 
 import argparse
 import collections
+import contextlib
 import json
 from pathlib import Path
 import sys
@@ -29,13 +30,16 @@ def main() -> int:
 
   refused: collections.Counter = collections.Counter()
   written = 0
-  temporary = args.out.with_name(args.out.name + ".tmp")
+  temporary = Path(f"{args.out}.tmp")
   try:
     columns = [args.problem_column, args.answer_column]
     with temporary.open("w", encoding="utf-8") as file:
       for problem, answer in files.rows(args.source, columns):
+        problem, answer = files.text_of(problem), files.text_of(answer)
         try:
-          new = to_integer(str(problem), str(answer))
+          if not problem:
+            raise Refused("the problem is empty")
+          new = to_integer(problem, answer)
         except Refused as error:
           refused[str(error)] += 1
           continue
@@ -47,7 +51,8 @@ def main() -> int:
         written += 1
     temporary.replace(args.out)
   except (OSError, ValueError) as error:
-    temporary.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+      temporary.unlink()
     return refuse(error)
   print(f"{written} problems written to {args.out}; {sum(refused.values())} "
         "left out")  # fmt: skip

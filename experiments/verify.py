@@ -83,7 +83,7 @@ def main() -> int:
   args = parser.parse_args()
   try:
     print(report(read(args.samples), args.examples))
-  except (OSError, UnicodeDecodeError, ValueError) as error:
+  except (OSError, ValueError, rewards.WorkerError) as error:
     return refuse(error)
   return 0
 

@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+from ml_collections import ConfigDict
 import pytest
 
 from configs import common, dapo
@@ -59,7 +60,12 @@ def test_debug_keeps_the_switches():
 
 def set_fields(**fields):
   c = dapo.get_config("tiny")
-  c.update(fields)
+  c.update(dict(lr_decay_iters=0, lr_floor=0.0))
+  for name, value in fields.items():
+    if isinstance(value, ConfigDict):
+      c[name] = value
+    else:
+      c.update({name: value})
   return c
 
 
@@ -73,6 +79,8 @@ def set_fields(**fields):
     (dict(model="qwen9b"), ["'qwen9b'", "qwen32b"]),
     (dict(data=dict(name="gsm9k")), ["data.name='gsm9k'", "arithmetic"]),
     (dict(eval_data=dict(name="x")), ["eval_data.name='x'", "gsm8k"]),
+    (dict(data=ConfigDict(dict(name="gsm8k"))), ["data has other fields"]),
+    (dict(lr_floor=0.5), ["lr_floor=0.5", "lr_decay_iters=0"]),
     (dict(model="", weights="random"), ["need a model", "smollm2"]),
     (dict(loss_agg="mean"), ["'mean'", "token_mean"]),
     (dict(advantage="gae"), ["'gae'", "group_normalized"]),

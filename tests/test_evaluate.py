@@ -41,6 +41,14 @@ def test_the_interval_covers():
   assert 0.92 <= inside / 400 <= 0.98
 
 
+def test_one_lucky_sample_does_not_shrink_the_interval():
+  none = evaluate.average(np.zeros((30, 8), bool))
+  verdicts = np.zeros((30, 8), bool)
+  verdicts[0, 0] = True
+  lucky = evaluate.average(verdicts)
+  assert lucky.high > none.high and lucky.value == 1 / 240
+
+
 def test_averages_do_not_depend_on_k_in_expectation():
   """And pass@1 is avg@k, whatever k."""
   rng = np.random.default_rng(1)

@@ -165,7 +165,7 @@ def test_a_checkpoint_of_another_config_says_what_differs(
   path.write_text(json.dumps(json.loads(path.read_text()) | {"lr": 0.5}))
   done = run(workdir, extra=("--config.lr=0.5",))
   assert done.returncode == 2
-  assert "checkpoint belongs to another config (lr: 0.0002 there" in done.stderr
+  assert "checkpoint belongs to another config (lr: 0.0004 there" in done.stderr
 
 
 def test_a_torn_checkpoint_is_told_and_nothing_is_written_over(

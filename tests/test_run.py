@@ -200,6 +200,40 @@ def test_a_workdir_that_cannot_be_written(tmp_path):
   assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_changed_file_of_problems_is_refused_on_resume(tmp_path):
+  """A file of one's own, with one's own template, by the README's fields."""
+  problems = [{"q": f"{a}+{b}", "a": a + b} for a in range(4) for b in range(4)]
+  held_out = [{"q": "5+4", "a": 9}]
+  for name, rows in (("train", problems), ("test", held_out)):
+    path = tmp_path / f"{name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  args = [
+    config("tiny,debug"), "--config.warm_steps=0", "--config.data.name=file",
+    "--config.data.path=train.jsonl", "--config.eval_data.path=test.jsonl",
+    "--config.data.problem_column=q", "--config.data.answer_column=a",
+    "--config.data.template={problem}=?\n", "--workdir=w",
+  ]  # fmt: skip
+  done = run(*args, "--config.iters=1", cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert "file train.jsonl: 16 problems of 16 rows" in done.stdout
+  before = (tmp_path / "w/metrics.jsonl").read_text()
+  path = tmp_path / "train.jsonl"
+  text = path.read_text()
+  path.write_text(text.replace('"3+3", "a": 6', '"3+3", "a": 7'))
+  done = run(*args, "--config.iters=2", cwd=tmp_path)
+  assert done.returncode == 2
+  assert "the train problems have changed" in done.stderr
+  assert len(done.stderr.strip().splitlines()) == 1
+  assert (tmp_path / "w/metrics.jsonl").read_text() == before
+  # The same file at another place is the same data.
+  path.write_text(text)
+  path.rename(tmp_path / "moved.jsonl")
+  args[3] = "--config.data.path=moved.jsonl"
+  done = run(*args, "--config.iters=2", cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert "continuing behind iteration 1 of 2" in done.stdout
+
+
 # -- The other commands ------------------------------------------------------
 
 
@@ -234,6 +268,16 @@ def test_evaluating_a_run_gives_the_runs_own_numbers(finished, tmp_path):
   other = run(*args, "--config.eval_top_p=0.5", cwd=tmp_path, command="eval")
   assert other.returncode == 2 and "eval_top_p" in other.stderr
   assert path.read_text() == samples
+
+  # Nor is a run written over an evaluation, or an evaluation of another.
+  clash = run(config("tiny,debug"), f"--workdir={out}", cwd=tmp_path)
+  assert clash.returncode == 2 and "another config" in clash.stderr
+  wrong = run(
+    config("smollm2"), f"--run={of_run}", "--workdir=x", cwd=tmp_path,
+    command="eval",
+  )  # fmt: skip
+  assert wrong.returncode == 2 and "the run's own --config" in wrong.stderr
+  assert path.read_text() == samples and not (tmp_path / "x").exists()
 
   # The rules on these samples.
   table = run("--samples", path, cwd=tmp_path, command="verify")

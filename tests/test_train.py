@@ -34,7 +34,9 @@ class Recorder:
 
 def config(**fields):
   c = dapo.get_config("tiny,debug")
-  c.update(dict(iters=1, warm_steps=40, surplus="carry") | fields)
+  c.update(
+    dict(iters=1, warm_steps=30, surplus="carry", eval_greedy=False) | fields
+  )
   return c
 
 

@@ -7,8 +7,10 @@ set `file` with two named columns. Published files repeat their problems, about
 """
 
 from collections.abc import Iterator
+import decimal
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,12 +54,12 @@ def _hub(name: str, file: str) -> str:
 FILES: dict[str, FileSet] = {
   # Prompts of both files ask for the "Answer:" line themselves.
   "dapo_math": FileSet(
-    "dapo-math-17k.parquet",
+    "data/dapo-math-17k.parquet",
     _hub("BytedTsinghua-SIA/DAPO-Math-17k", "data/dapo-math-17k.parquet"),
     "prompt", "reward_model.ground_truth", "plain",
   ),
   "aime2024": FileSet(
-    "aime-2024.parquet",
+    "data/aime-2024.parquet",
     _hub("BytedTsinghua-SIA/AIME-2024", "data/aime-2024.parquet"),
     "prompt", "reward_model.ground_truth", "plain",
   ),
@@ -70,9 +72,9 @@ FILES: dict[str, FileSet] = {
     "answer", "boxed",
   ),
   "gsm8k": FileSet(
-    "train-00000-of-00001.parquet",
-    _hub("openai/gsm8k", "main/train-00000-of-00001.parquet"), "question",
-    "answer", "answer_line", "####",
+    "",  # of two: main/train-00000-of-00001.parquet, main/test-...
+    _hub("openai/gsm8k", "--include 'main/*'"), "question", "answer",
+    "answer_line", "####",
   ),
   "file": FileSet("", "", "problem", "answer", "answer_line"),
 }  # fmt: skip
@@ -100,7 +102,7 @@ def configure(source) -> "FileConfig":
       "path: --config.data.path=FILE (--config.eval_data.path for evaluation)"
     )
   given = Path(source.path).expanduser()
-  tried = [given, given / spec.file, given / "data" / spec.file]
+  tried = [given, given / spec.file, given / Path(spec.file).name]
   found = next((p for p in tried if p.is_file()), None)
   if found is None:
     raise FileNotFoundError(
@@ -145,13 +147,13 @@ def rows(path: Path, columns: list[str]) -> Iterator[list[Any]]:
 
 
 def _json_rows(path: Path, columns):
-  with path.open(encoding="utf-8") as file:
+  with path.open("rb") as file:
     for number, line in enumerate(file, 1):
       if not line.strip():
         continue
       try:
         row = json.loads(line)
-      except json.JSONDecodeError as error:
+      except ValueError as error:  # bad JSON, or bad UTF-8
         raise ValueError(
           f"{path} line {number} is no JSON object ({error}); one object a "
           "line is wanted"
@@ -164,6 +166,8 @@ def _json_rows(path: Path, columns):
 def _value(row: dict, column: str, path: Path) -> Any:
   value: Any = row
   for name in column.split("."):
+    if value is None:
+      return None
     if not isinstance(value, dict) or name not in value:
       there = value if isinstance(value, dict) else {}
       raise ValueError(_no_column(path, column, there))
@@ -180,8 +184,23 @@ def _no_column(path: Path, column: str, there) -> str:
   )
 
 
-def _text(value: Any) -> str:
-  return "" if value is None else str(value).strip()
+def text_of(value: Any) -> str:
+  """A problem or an answer as text; "" for none.
+
+  Raises:
+    ValueError: it is neither text nor a number.
+  """
+  if value is None or value == []:
+    return ""
+  if isinstance(value, float) and value.is_integer():
+    value = int(value)
+  is_number = isinstance(value, (int, float, decimal.Decimal))
+  if not isinstance(value, str) and not (is_number and math.isfinite(value)):
+    raise ValueError(
+      f"{str(value)[:40]!r} is neither a text nor a number; choose the columns "
+      "with data.problem_column and data.answer_column"
+    )
+  return str(value).strip()
 
 
 class FileConfig(tfds.core.BuilderConfig):
@@ -218,7 +237,10 @@ class MathFile(TextBuilder, skip_registration=True):
     columns = [config.spec.problem, config.spec.answer]
     for values in rows(config.path, columns):
       read += 1
-      problem, answer = map(_text, values)
+      try:
+        problem, answer = map(text_of, values)
+      except ValueError as error:
+        raise ValueError(f"{config.path} row {read}: {error}") from error
       if config.spec.behind:
         answer = answer.rpartition(config.spec.behind)[2].strip()
       if not problem or not answer:
@@ -235,7 +257,7 @@ class MathFile(TextBuilder, skip_registration=True):
         continue
       if config.integers:
         try:
-          problem, answer, _ = transform.to_integer(problem, answer)
+          problem, answer, *_ = transform.to_integer(problem, answer)
         except transform.Refused:
           counts[NO_INTEGER] += 1
           continue

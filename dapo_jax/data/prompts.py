@@ -80,8 +80,8 @@ class Problems(NamedTuple):
     return len(self.prompts)
 
   def fingerprint(self) -> str:
-    """Of what a run sees of them: prompts and answers in their order."""
-    seen = json.dumps([self.prompts, self.answers])
+    """Of the problems and answers in their order."""
+    seen = json.dumps([self.problems, self.answers])
     return hashlib.sha256(seen.encode()).hexdigest()[:16]
 
 
@@ -188,8 +188,12 @@ def _builder(source: Source, folder: Path):
   options = dict(data_dir=str(folder), file_format="array_record")
   try:
     if source.name in GENERATED:
-      if source.path:
-        raise ValueError("it is made up by a program, data.path is of no use")
+      own = source._replace(split="", template="")
+      if own != Source(source.name, split=""):
+        raise ValueError(
+          "it is made up by a program: only data.split and data.template can "
+          "be chosen"
+        )
       module, name = GENERATED[source.name]
       make = getattr(importlib.import_module(module), name)
       builder, split = make(**options), source.split

@@ -22,11 +22,14 @@ from dapo_jax.rewards.math_token import MAX_CHARS, NotMath
 
 MAX_DEGREE = 6  # of a polynomial
 MAX_TERMS = 4  # of a sum of roots
+MAX_INTEGER = 10**30  # a rule compares it, a model has to write it
 _MAX_NUMBER = 10**12  # of a radicand: it has to be factored
 _ALPHABET = "kmnpqrstabcduvw"
 # Letters as the shape of a form suggests them; used ones are passed over.
 _FRACTION, _SUM, _QUOTIENT, _TUPLE = "mn", "kmnpqr", "abcdpq", "mnpq"
 _LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")
+_FORMULA = re.compile(r"\$[^$]*\$|\\\(.*?\\\)|\\\[.*?\\\]", re.DOTALL)
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _SINGLE = re.compile(r"[A-Z]")
 
 
@@ -41,11 +44,13 @@ class Rewritten(NamedTuple):
     problem: the question, with a sentence about the form where it needs one.
     answer: the integer.
     form: of the original answer, LaTeX; "" where that was an integer.
+    letters: the value of each letter of the form; they add up to the answer.
   """
 
   problem: str
   answer: int
   form: str
+  letters: dict[str, int]
 
 
 def to_integer(problem: str, answer: str) -> Rewritten:
@@ -66,25 +71,32 @@ def to_integer(problem: str, answer: str) -> Rewritten:
     Refused: no unique form, or no answer at all.
   """
   node = _read(answer)
+  if node[0] in ("set", "list"):
+    total = _bounded(sum(_distinct_values(node)))
+    told = "Give the sum of all values of the original answer."
+    return Rewritten(f"{problem.rstrip()} {told}", total, "", {})
   letters = _Letters(problem)
-  if node[0] in ("tuple", "set", "list"):
-    form, total, told = _of_items(node, letters)
+  if node[0] == "tuple":
+    form, told = _of_tuple(node, letters)
   else:
-    value = _expression(node)
+    value = sympy.expand(sympy.radsimp(sympy.expand(_expression(node))))
     if value.is_Integer:
-      return Rewritten(problem, int(value), "")
-    if value.free_symbols:
-      form, total, told = _of_polynomial(value, letters)
-    else:
-      form, total, told = _of_number(value, letters)
-  if not form:  # the sum of a set: it has an answer, but no letters
-    return Rewritten(f"{problem.rstrip()} {told}", total, form)
-  asked = "+".join(letters.given)
+      return Rewritten(problem, _bounded(value), "", {})
+    make = _of_polynomial if value.free_symbols else _of_number
+    form, told = make(value, letters)
+  asked = "+".join(letters.values)
   text = (
     f"{problem.rstrip()} The original answer is in the form ${form}$, "
     f"where {told}. Find ${asked}$."
   )
-  return Rewritten(text, total, form)
+  total = _bounded(sum(letters.values.values()))
+  return Rewritten(text, total, form, letters.values)
+
+
+def _bounded(value) -> int:
+  if abs(value) > MAX_INTEGER:
+    raise Refused("the integer is too large")
+  return int(value)
 
 
 def _read(answer: str) -> tuple:
@@ -110,24 +122,25 @@ def _read(answer: str) -> tuple:
 
 
 class _Letters:
-  """Letters that the problem does not use, in the order they are wanted."""
+  """Letters that the problem does not use, and the values they stand for.
+
+  Letters stand for themselves where they are alone, and all of them do in a
+  formula: in $ax^2+bx$ a, b and x are taken.
+  """
 
   def __init__(self, problem: str):
-    self._used = set(_LETTER.findall(problem))
-    self.given: list[str] = []
+    self.used = set(_LETTER.findall(problem))
+    for formula in _FORMULA.findall(problem):
+      self.used |= set(filter(str.isalpha, _COMMAND.sub("", formula)))
+    self.values: dict[str, int] = {}
 
-  def take(self, wanted: str) -> str:
-    """The next free letter, of `wanted` if it has one."""
+  def take(self, wanted: str, value: int) -> str:
+    """The next free letter, of `wanted` if it has one, for a value."""
     for letter in wanted + _ALPHABET:
-      if letter not in self._used:
-        self._used.add(letter)
-        self.given.append(letter)
+      if letter not in self.used and letter not in self.values:
+        self.values[letter] = value
         return letter
     raise Refused("the problem uses every letter that a form could")
-
-  def avoid(self, letter: str) -> None:
-    """Never gives this one."""
-    self._used.add(letter)
 
 
 def _expression(node: tuple) -> sympy.Expr:
@@ -176,9 +189,8 @@ def _root(radicand: sympy.Expr) -> sympy.Expr:
 
 def _terms(value: sympy.Expr) -> dict[sympy.Expr, Fraction]:
   """1, √n, π or i -> its rational coefficient, the rational part first."""
-  expanded = sympy.expand(sympy.radsimp(sympy.expand(value)))
   out = {}
-  for term in sympy.Add.make_args(expanded):
+  for term in sympy.Add.make_args(value):
     coefficient, rest = term.as_coeff_Mul()
     is_root = rest.is_Pow and rest.exp == sympy.Rational(1, 2)
     if not coefficient.is_Rational or not (
@@ -192,52 +204,48 @@ def _terms(value: sympy.Expr) -> dict[sympy.Expr, Fraction]:
   return dict(sorted(out.items(), key=lambda kv: (kv[0] != 1, str(kv[0]))))
 
 
-def _of_number(value, letters) -> tuple[str, int, str]:
+def _of_number(value, letters) -> tuple[str, str]:
   """(± k ± m√n ...) / d: letters are positive, signs stand in the form.
 
   With square-free radicands and no common divisor of d and the coefficients
   this is unique; the sum of the letters does not depend on the order of terms.
+  A coefficient 1 is not shown: then there is no common divisor anyway.
   """
   terms = _terms(value)
   below = math.lcm(*(q.denominator for q in terms.values()))
   numbers = {part: int(q * below) for part, q in terms.items()}
   is_fraction = list(terms) == [sympy.S.One]
   wanted = _FRACTION if is_fraction else _QUOTIENT if below > 1 else _SUM
-  form, total, shown, square_free = "", 0, [], []
+  form, shown, square_free = "", [], []
   for part, number in numbers.items():
     form += "-" if number < 0 else "+" if form else ""
     if part == 1 or abs(number) > 1:
-      shown.append(letters.take(wanted))
+      shown.append(letters.take(wanted, abs(number)))
       form += shown[-1]
-      total += abs(number)
     if part.is_Pow:
-      square_free.append(letters.take(wanted))
+      square_free.append(letters.take(wanted, int(part.base)))
       form += rf"\sqrt{{{square_free[-1]}}}"
-      total += int(part.base)
     elif part != 1:
       form += r"\pi" if part == sympy.pi else "i"
+  is_reduced = len(shown) < len(numbers)
   if below > 1:
-    bottom = letters.take(wanted)
-    total += below
+    bottom = letters.take(wanted, below)
     if len(numbers) == 1:  # the sign stands before the fraction
       sign, form = ("-", form[1:]) if form[0] == "-" else ("", form)
       form = rf"{sign}\frac{{{form}}}{{{bottom}}}"
     else:
       form = rf"\frac{{{form}}}{{{bottom}}}"
     shown.append(bottom)
-  if not letters.given:
+  if not letters.values:
     raise Refused("nothing in the answer varies")  # π, i, and their negatives
-  return form, total, _conditions(letters.given, shown, square_free, below)
-
-
-def _conditions(given, shown, square_free, below: int) -> str:
+  given = list(letters.values)
   told = [f"{_listed(given)} {'is a' if len(given) == 1 else 'are'} positive"]
   told[0] += " integer" + "s" * (len(given) > 1)
   for letter in square_free:
     told.append(f"${letter}$ is not divisible by the square of a prime")
-  if below > 1 and len(shown) > 1:
+  if below > 1 and not is_reduced:
     told.append(f"{_listed(shown)} have no common divisor greater than 1")
-  return ", ".join(told[:-1]) + " and " * (len(told) > 1) + told[-1]
+  return form, ", ".join(told[:-1]) + " and " * (len(told) > 1) + told[-1]
 
 
 def _listed(letters) -> str:
@@ -245,11 +253,15 @@ def _listed(letters) -> str:
   return ", ".join(marked[:-1]) + " and " * (len(marked) > 1) + marked[-1]
 
 
-def _of_polynomial(value, letters) -> tuple[str, int, str]:
+def _of_polynomial(value, letters) -> tuple[str, str]:
   """a x^n + b x^(n-1) + ...: integer coefficients, absent powers included."""
   if len(value.free_symbols) > 1:
     raise Refused("an expression in several variables")
   x = next(iter(value.free_symbols))
+  name = x.name
+  if value == x or not (name in letters.used or name.startswith("\\")):
+    # A choice, a name, a word that was read as a product of letters.
+    raise Refused("a letter that is no variable of the problem")
   if not value.is_polynomial(x):
     raise Refused("an expression with a variable that is no polynomial")
   coefficients = sympy.Poly(value, x).all_coeffs()  # highest power first
@@ -259,29 +271,38 @@ def _of_polynomial(value, letters) -> tuple[str, int, str]:
       f"a polynomial of degree over {MAX_DEGREE}, or whose coefficients are "
       "no integers"
     )
-  letters.avoid(x.name)
-  name = x.name if len(x.name) == 1 else rf"\{x.name}"
   powers = [
     "" if n == 0 else name if n == 1 else f"{name}^{{{n}}}"
     for n in range(degree, -1, -1)
   ]
-  form = "+".join(letters.take("abcdpq") + power for power in powers)
-  told = f"{_listed(letters.given)} are integers"
-  return form, int(sum(coefficients)), told
+  form = "+".join(
+    letters.take("abcdpq", int(a)) + power
+    for a, power in zip(coefficients, powers)
+  )
+  return form, f"{_listed(letters.values)} are integers"
 
 
-def _of_items(node, letters) -> tuple[str, int, str]:
-  """A tuple gets a letter an item; of a set the sum is asked for."""
+def _integers(node) -> list[int]:
+  """The items of a tuple, set or list."""
   items = [_expression(item) for item in node[1]]
   if not all(item.is_Integer for item in items):
     raise Refused("a list or tuple with an item that is no integer")
-  if node[0] == "tuple":
-    if node[2] != "()" or not 2 <= len(items) <= len(_TUPLE):
-      raise Refused("an interval, or a tuple of another length than 2 to 4")
-    form = ", ".join(letters.take(_TUPLE) for _ in items)
-    told = f"{_listed(letters.given)} are integers"
-    return f"({form})", int(sum(items)), told
+  return [int(item) for item in items]
+
+
+def _of_tuple(node, letters) -> tuple[str, str]:
+  """A letter an item."""
+  items = _integers(node)
+  if node[2] != "()" or not 2 <= len(items) <= len(_TUPLE):
+    raise Refused("an interval, or a tuple of another length than 2 to 4")
+  form = ", ".join(letters.take(_TUPLE, item) for item in items)
+  return f"({form})", f"{_listed(letters.values)} are integers"
+
+
+def _distinct_values(node) -> list[int]:
+  items = _integers(node)
   if node[0] == "list" and node[2] == "or":
     raise Refused("one of several values")
-  told = "Give the sum of all values of the original answer."
-  return "", int(sum(set(items))), told
+  if not items or len(set(items)) < len(items):
+    raise Refused("a list with repeats, or an empty set")
+  return items

@@ -138,25 +138,31 @@ def readable(answers: Sequence[str], *, rule: str = "symbolic") -> list[bool]:
 
   Returns:
     For each, whether the rule accepts it from an answer line or a box. Where
-    it does not, nobody can be right, and the problem teaches nothing.
+    it does not, nobody can be right, and the problem teaches nothing. What ran
+    into the deadline counts as readable: the clock must not choose the data.
   """
+  passes = lambda v: v.correct or v.status in ("timeout", "error")
   lines = verify([f"Answer: {a}" for a in answers], answers, rule=rule)
-  out = [v.correct for v in lines]
+  out = [passes(v) for v in lines]
   left = [k for k, is_right in enumerate(out) if not is_right]
   boxes = [rf"\boxed{{{answers[k]}}}" for k in left]
   for k, v in zip(left, verify(boxes, [answers[k] for k in left], rule=rule)):
-    out[k] = v.correct
+    out[k] = passes(v)
   return out
 
 
 def classes(
-  predictions: Sequence[str | None], *, rule: str = "symbolic"
+  predictions: Sequence[str | None],
+  *,
+  rule: str = "symbolic",
+  timeout_sec: float = TIMEOUT_SEC,
 ) -> list[int]:
   """Groups answers that a rule takes for the same, for majority votes.
 
   Args:
     predictions: What was found in responses (`Verdict.prediction`), or None.
     rule: A name in RULES.
+    timeout_sec: Wall-clock seconds for one comparison in a worker.
 
   Returns:
     The number of each answer's class, in order of first appearance; -1 for
@@ -167,7 +173,7 @@ def classes(
   for text in predictions:
     if text is None or text in labels:
       continue
-    same = _compare([text] * len(first), first, rule, TIMEOUT_SEC, 0)
+    same = _compare([text] * len(first), first, rule, timeout_sec, 0)
     label = next((k for k, v in enumerate(same) if v.correct), len(first))
     if label == len(first):
       first.append(text)

@@ -107,7 +107,24 @@ def test_an_edited_file_is_another_data_set(tmp_path):
   assert before.fingerprint() != after.fingerprint()
 
 
+def test_values_are_texts_or_numbers(tmp_path):
+  path = tmp_path / "own.parquet"
+  table = {"problem": ["A?", "B?", "C?"], "answer": [18.0, 0.5, None]}
+  pq.write_table(pa.table(table), path)
+  problems = load(Source("file", str(path)), tmp_path)
+  assert problems.answers == ["18", "0.5"]
+  # A null in the middle of a path is no answer, not a missing column.
+  rows = [{"problem": "A?", "m": {"gold": 1}}, {"problem": "B?", "m": None}]
+  source = Source("file", jsonl(tmp_path / "n.jsonl", rows),
+                  answer_column="m.gold")  # fmt: skip
+  problems = load(source, tmp_path)
+  assert problems.answers == ["1"] and problems.dropped == {files.EMPTY: 1}
+
+
 BAD = {
+  "a list": ("x.jsonl", '{"problem": "A?", "answer": ["2"]}', "row 1: "),
+  "not a number": ("x.jsonl", '{"problem": "A?", "answer": NaN}', "row 1: "),
+  "no text": ("x.jsonl", "\udcff", "line 1 is no JSON"),
   "no json": ("x.jsonl", "{'a'", "line 1 is no JSON"),
   "no object": ("x.jsonl", "[1]", "line 1 is no JSON object"),
   "no column": (
@@ -124,10 +141,17 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 def test_a_bad_file_is_told_in_one_line(kind, tmp_path):
   name, text, message = BAD[kind]
-  (tmp_path / name).write_text(text)
+  (tmp_path / name).write_text(text, errors="surrogateescape")
   with pytest.raises(ValueError) as error:
     load(Source("file", str(tmp_path / name)), tmp_path)
   assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("field", ["integers", "problem_column", "path"])
+def test_what_a_made_up_set_cannot_do_is_refused(field, tmp_path):
+  value = {"integers": True}.get(field, "x")
+  with pytest.raises(ValueError, match="only data.split and data.template"):
+    load(Source("arithmetic", **{field: value}), tmp_path)
 
 
 def test_a_missing_file_is_named_with_what_gets_it(tmp_path):
@@ -172,6 +196,19 @@ def test_the_start_reports_what_was_read_and_what_both_sets_share(
   assert "1 repeated" in said and f"1 {prompts.TOO_LONG}" in said
   assert "of 300 tokens" in said and "near the limit" in said
   assert "1 of 2 evaluation problems are among the training" in said
+
+
+def test_what_all_problems_say_is_no_overlap(tmp_path, monkeypatch):
+  wrap = "Solve the following problem step by step, and end so.\n\n{}\n\nGo."
+  rows = lambda texts: [{"problem": wrap.format(t), "answer": 1} for t in texts]
+  c = config(
+    tmp_path,
+    data=dict(name="file", path=jsonl(tmp_path / "a.jsonl", rows("xyz"))),
+    eval_data=dict(path=jsonl(tmp_path / "b.jsonl", rows("wvu"))),
+  )
+  assert "warning" not in start(c, tmp_path, monkeypatch)[1]
+  c.eval_data.path = jsonl(tmp_path / "b.jsonl", rows("wzu"))
+  assert "1 of 3 evaluation" in start(c, tmp_path, monkeypatch)[1]
 
 
 def test_a_file_to_evaluate_on_is_asked_for(tmp_path, monkeypatch):

@@ -132,7 +132,7 @@ def test_a_changed_problem_changes_the_fingerprint():
   problems = some(10)
   assert problems.fingerprint() == some(10).fingerprint()
   other = problems._replace(answers=["1", *problems.answers[1:]])
-  longer = problems._replace(prompts=[[5], *problems.prompts[1:]])
-  swapped = problems._replace(prompts=problems.prompts[::-1])
+  longer = problems._replace(problems=["A?", *problems.problems[1:]])
+  swapped = longer._replace(problems=longer.problems[::-1])
   found = {p.fingerprint() for p in (problems, other, longer, swapped)}
   assert len(found) == 4
