@@ -28,12 +28,13 @@ class UserError(ValueError):
   """A user's mistake: its text is one line, what is wrong and what to do."""
 
 
-def check(c, batch_shards: int = 1) -> None:
+def check(c, batch_shards: int = 1, training: bool = True) -> None:
   """Cross-field rules.
 
   Args:
     c: the config.
     batch_shards: parts that the mesh splits the rows of a batch into.
+    training: False leaves out the rules of the update's batches.
 
   Raises:
     UserError: with the numbers and the remedy.
@@ -72,7 +73,16 @@ def check(c, batch_shards: int = 1) -> None:
       "out (metrics.jsonl and TensorBoard are always written)"
     )
   _check_ranges(c)
-  _check_sizes(c, batch_shards)
+  if training:
+    _check_batches(c)
+  for field in (
+    "microbatch_size", "prompts_per_round", "eval_prompts_per_round",
+  ):  # fmt: skip
+    if c[field] % batch_shards:
+      raise UserError(
+        f"{field}={c[field]} does not split over mesh_data x mesh_fsdp = "
+        f"{batch_shards}; try {_near(c[field], batch_shards)}"
+      )
 
 
 def _check_ranges(c) -> None:
@@ -135,7 +145,7 @@ def _check_ranges(c) -> None:
     )
 
 
-def _check_sizes(c, shards: int) -> None:
+def _check_batches(c) -> None:
   if c.group_size == 1:
     raise UserError(
       "group_size=1: a group of one has advantage 0 and is never mixed, so "
@@ -163,14 +173,6 @@ def _check_sizes(c, shards: int) -> None:
       f"row_len={c.row_len} is less than max_prompt_len={c.max_prompt_len} + "
       f"max_response_len={c.max_response_len}; make it at least {longest}, or 0"
     )
-  for field in (
-    "microbatch_size", "prompts_per_round", "eval_prompts_per_round",
-  ):  # fmt: skip
-    if c[field] % shards:
-      raise UserError(
-        f"{field}={c[field]} does not split over mesh_data x mesh_fsdp = "
-        f"{shards}; try {_near(c[field], shards)}"
-      )
   if not c.filter_groups and c.prompts_per_round != c.prompts_per_batch:
     raise UserError(
       f"without filter_groups a round is the batch: prompts_per_round="

@@ -48,7 +48,9 @@ def evaluate(config) -> None:
     mesh = sharding.make_mesh(
       dict(data=c.mesh_data, fsdp=c.mesh_fsdp, tensor=c.mesh_tensor)
     )
-    config_lib.check(c, sharding.batch_shards(mesh))
+    # No more samples of a prompt at once than are wanted.
+    c.group_size = min(c.group_size, max(c.eval_samples, 1))
+    config_lib.check(c, sharding.batch_shards(mesh), training=False)
     run = Path(_RUN.value) if _RUN.value else None
     if run is None and c.weights == "random":
       raise ValueError(
