@@ -200,7 +200,8 @@ class Units(Brackets):
         and pieces[-1] == "^"
         and kind == "sym"
         and value == "{"
-        and (self.tokens[at + 1].kind == "num")
+        and self.tokens[at + 1].kind == "num"
+        and self.tokens[at + 2][:2] == ("sym", "}")
       ):
         pieces.append(self.tokens[at + 1].value)
         at += 2

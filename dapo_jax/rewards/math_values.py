@@ -54,7 +54,15 @@ class NeedsWorker(Exception):
 
 def _seed(*nodes) -> random.Random:
   """The same question always draws the same points."""
-  return random.Random(zlib.crc32(repr(nodes).encode("utf-8", "replace")))
+  return random.Random(zlib.crc32(_text(nodes).encode("utf-8", "replace")))
+
+
+def _text(node) -> str:
+  """A tree as text; decimal digits of large numbers are slow, and refused."""
+  if isinstance(node, (tuple, Fraction)):
+    parts = node if isinstance(node, tuple) else node.as_integer_ratio()
+    return f"({','.join(map(_text, parts))})"
+  return hex(node) if isinstance(node, int) else repr(node)
 
 
 class _Point:

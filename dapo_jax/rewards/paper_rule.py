@@ -10,6 +10,7 @@ was, weaknesses included, to reproduce published numbers; `**Answer:** 12`,
 import re
 
 WINDOW_CHARS = 300
+MAX_GOLD_CHARS = 4000  # no answer in the window is as long
 
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _REPLACED = (
@@ -116,4 +117,6 @@ def normal_form(answer: str) -> str:
 
 def equal(prediction: str, answer: str) -> bool:
   """Whether two answers have the same normal form."""
+  if len(answer) > MAX_GOLD_CHARS:  # some patterns take quadratic time
+    return False
   return normal_form(prediction) == normal_form(answer)

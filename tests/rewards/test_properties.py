@@ -210,6 +210,7 @@ HOSTILE = {
   "polynomial": "+".join(f"(x+{k})^{{150}}" for k in range(300)),
   "fractions of x": "+".join(f"\\frac{{{k}}}{{x+{k}}}" for k in range(999)),
   "roots": "+".join(f"\\sqrt{{{k}}}" for k in range(1500)),
+  "many digits": "9" * 6000,
   "tower": "9^{9^{9^9}}",
   "tower in a root": "\\sqrt{9^{9^{9^9}}}",
   "factorial": "(10^{7})!",
@@ -256,6 +257,11 @@ def test_hostile(name, tmp_path, monkeypatch):
     (verdict,) = rewards.verify([f"So $\\boxed{{{text}}}$."], [gold])
     assert time.monotonic() - start < DEADLINE_SEC + SLACK_SEC
     assert not verdict.correct and verdict.status in ("ok", "timeout")
+  for rule in ("integer", "paper"):
+    (verdict,) = rewards.verify([f"Answer: {text}"], [text], rule=rule)
+    assert verdict.status in ("ok", "no_answer")
+  for bare in ("10Mo\\frac{0}{0}nday^{5250", "9" * 6000):
+    assert rewards.verify([bare], ["\\pi"])[0].status == "ok"
   assert not list(tmp_path.iterdir())
 
 
