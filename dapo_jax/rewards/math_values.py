@@ -54,14 +54,17 @@ class NeedsWorker(Exception):
 
 def _seed(*nodes) -> random.Random:
   """The same question always draws the same points."""
-  return random.Random(zlib.crc32(_text(nodes).encode("utf-8", "replace")))
+  try:
+    text = repr(nodes)
+  except ValueError:  # Python refuses numbers of thousands of decimal digits
+    text = _in_hex(nodes)
+  return random.Random(zlib.crc32(text.encode("utf-8", "replace")))
 
 
-def _text(node) -> str:
-  """A tree as text; decimal digits of large numbers are slow, and refused."""
+def _in_hex(node) -> str:
   if isinstance(node, (tuple, Fraction)):
     parts = node if isinstance(node, tuple) else node.as_integer_ratio()
-    return f"({','.join(map(_text, parts))})"
+    return f"({','.join(map(_in_hex, parts))})"
   return hex(node) if isinstance(node, int) else repr(node)
 
 
