@@ -3,6 +3,7 @@
 from collections.abc import Callable
 import logging
 import os
+import re
 import sys
 
 from absl import flags
@@ -11,6 +12,10 @@ from ml_collections import config_flags
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "File of the config, e.g. configs/dapo.py:tiny."
 )
+
+
+# How absl tells it.
+_BOOL = re.compile(r"\('Non-boolean argument to boolean flag', (.*?)\)")
 
 
 def start(action: Callable, doc: str) -> None:
@@ -83,7 +88,10 @@ def refuse(error: Exception) -> int:
   text = str(error.args[0] if isinstance(error, KeyError) else error)
   if "Traceback (most recent call last)" in text:
     text = text.rstrip().splitlines()[-1].partition(": ")[2]
+  if isinstance(error, OSError) and error.filename:
+    text = f"{error.filename}: {error.strerror}"
   text = " ".join(text.split())
+  text = _BOOL.sub(r"\1 is neither True nor False", text)
   print(f"error: {text}", file=sys.stderr)
   return 2
 

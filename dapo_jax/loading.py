@@ -168,12 +168,17 @@ def check_contract(source: Source, rule: str) -> None:
     [template.example] * 2, [template.answer, wrong], rule=rule
   )
   if not right.correct or other.correct:
+    example = [template.example], [template.answer]
+    others = [
+      name
+      for name in rewards.RULES
+      if rewards.verify(*example, rule=name)[0].correct
+    ]
     raise ValueError(
       f"the prompts of {source.name!r} ask for an answer as in "
-      f"{template.example.splitlines()[-1]!r}, but reward_rule={rule!r} finds "
-      f"{right.prediction!r} in it, so no response would be right; take "
-      "data.template=answer_line, or another reward_rule "
-      f"({', '.join(rewards.RULES)})"
+      f'"{template.example.splitlines()[-1]}", where reward_rule={rule!r} does '
+      "not find it, so no response would be right; take "
+      f"data.template=answer_line, or reward_rule={' or '.join(others)}"
     )
 
 

@@ -7,7 +7,6 @@ IN is a .jsonl or .parquet file with a problem and an answer column; OUT gets
 
 import argparse
 import collections
-import contextlib
 import json
 from pathlib import Path
 import sys
@@ -29,31 +28,41 @@ def main() -> int:
   from dapo_jax.data.transform import Refused, to_integer
 
   refused: collections.Counter = collections.Counter()
-  written = 0
-  temporary = Path(f"{args.out}.tmp")
+  out = []
   try:
+    if args.out.suffix != ".jsonl" or args.out.exists():
+      raise ValueError(
+        f"OUT {args.out} must end in .jsonl and not be there yet; nothing is "
+        "written over"
+      )
     columns = [args.problem_column, args.answer_column]
-    with temporary.open("w", encoding="utf-8") as file:
-      for problem, answer in files.rows(args.source, columns):
-        problem, answer = files.text_of(problem), files.text_of(answer)
-        try:
-          if not problem:
-            raise Refused("the problem is empty")
-          new = to_integer(problem, answer)
-        except Refused as error:
-          refused[str(error)] += 1
-          continue
-        row = {
-          "problem": new.problem, "answer": str(new.answer),
-          "original_problem": problem, "original_answer": answer,
+    for values in files.rows(args.source, columns):
+      problem, answer = map(files.text_of, values)
+      try:
+        if not problem:
+          raise Refused("the problem is empty")
+        new = to_integer(problem, answer)
+      except Refused as error:
+        refused[str(error)] += 1
+        continue
+      out.append(
+        {
+          "problem": new.problem,
+          "answer": str(new.answer),
+          "original_problem": problem,
+          "original_answer": answer,
         }  # fmt: skip
-        file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        written += 1
-    temporary.replace(args.out)
+      )
+    if not out:
+      told = ", ".join(f"{n} x {why}" for why, n in refused.most_common(3))
+      raise ValueError(
+        f"no problem to write: {told or f'{args.source} is empty'}"
+      )
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in out]
+    args.out.write_text("".join(lines), encoding="utf-8")
   except (OSError, ValueError) as error:
-    with contextlib.suppress(OSError):
-      temporary.unlink()
     return refuse(error)
+  written = len(out)
   print(f"{written} problems written to {args.out}; {sum(refused.values())} "
         "left out")  # fmt: skip
   for reason, number in refused.most_common(12):

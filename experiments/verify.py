@@ -24,7 +24,7 @@ def read(path: Path) -> list[tuple[str, str]]:
     ValueError: a line has neither, or the file no line.
   """
   out = []
-  with path.open(encoding="utf-8") as file:
+  with path.open("rb") as file:
     for number, line in enumerate(file, 1):
       if not line.strip():
         continue
@@ -33,7 +33,8 @@ def read(path: Path) -> list[tuple[str, str]]:
         out.append((str(row["response"]), str(row["answer"])))
       except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-          f"{path} line {number} is no object with response and answer"
+          f"{path} line {number} is no object with response and answer; give "
+          "a run's samples.jsonl or eval_samples.jsonl"
         ) from error
   if not out:
     raise ValueError(f"{path} is empty")

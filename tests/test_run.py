@@ -148,6 +148,10 @@ MISTAKES = {
     [config("qwen32b"), "--config.mesh_tensor=1"],
     ["Qwen2.5-32B", "config.json"],
   ),
+  "no boolean": (
+    [config("tiny"), "--config.data.integers=maybe"],
+    ["'maybe' is neither True nor False"],
+  ),
   "no split": (
     [config("tiny,debug"), "--config.data.split=dev"], ["'dev'", "train"],
   ),
@@ -310,6 +314,13 @@ def test_answers_of_a_file_become_integers(tmp_path):
   (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
   assert row["answer"] == "19" and row["original_answer"] == "11-2\\sqrt6"
   assert "1 left out" in done.stdout
+  # Neither its input nor anything else is written over.
+  for out in ("in.jsonl", "out.jsonl", "new.parquet", "nowhere/x.jsonl"):
+    before = {p: p.read_text() for p in tmp_path.iterdir()}
+    done = run("in.jsonl", out, *args[2:], cwd=tmp_path, command="integers")
+    assert done.returncode == 2 and out in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert {p: p.read_text() for p in tmp_path.iterdir()} == before
 
 
 OTHER_MISTAKES = {

@@ -105,9 +105,10 @@ def configure(source) -> "FileConfig":
   tried = [given, given / spec.file, given / Path(spec.file).name]
   found = next((p for p in tried if p.is_file()), None)
   if found is None:
+    what = "is a folder without the file" if given.is_dir() else "is not there"
     raise FileNotFoundError(
-      f"data set {source.name!r}: no file {given}{remedy}, or give the path "
-      f"of {wanted}"
+      f"data set {source.name!r}: {given} {what}{remedy}; the path wanted is "
+      f"that of {wanted}"
     )
   return FileConfig(found, spec, source.integers)
 
@@ -180,7 +181,7 @@ def _value(row: dict, column: str, path: Path) -> Any:
 def _no_column(path: Path, column: str, there) -> str:
   return (
     f"{path} has no column {column!r}; it has {', '.join(map(str, there))}. "
-    "Name them with data.problem_column and data.answer_column"
+    "Name the two that are meant (data.problem_column and data.answer_column)"
   )
 
 
@@ -266,6 +267,7 @@ class MathFile(TextBuilder, skip_registration=True):
     if not kept:
       told = ", ".join(f"{n} {why}" for why, n in counts.items() if n)
       raise ValueError(
-        f"no problem left of {read} rows of {config.path} {told}"
+        f"no problem left of {read} rows of {config.path}"
+        + (f": {told}" if told else "; give a file with problems")
       )
     self.info.metadata.update(rows=read, counts=counts)
