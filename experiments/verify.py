@@ -7,7 +7,6 @@ how many each finds right, the lines below where they disagree.
 
 import argparse
 import collections
-import json
 from pathlib import Path
 import sys
 
@@ -18,24 +17,15 @@ from dapo_jax.command import refuse
 
 
 def read(path: Path) -> list[tuple[str, str]]:
-  """(response, answer) of every line.
+  """(response, answer) of every row.
 
   Raises:
-    ValueError: a line has neither, or the file no line.
+    ValueError: a row has not both, or there is none.
   """
-  out = []
-  with path.open("rb") as file:
-    for number, line in enumerate(file, 1):
-      if not line.strip():
-        continue
-      try:
-        row = json.loads(line)
-        out.append((str(row["response"]), str(row["answer"])))
-      except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-          f"{path} line {number} is no object with response and answer; give "
-          "a run's samples.jsonl or eval_samples.jsonl"
-        ) from error
+  from dapo_jax.data import files
+
+  columns = ["response", "answer"]
+  out = [(str(r), str(a)) for r, a in files.rows(path, columns)]
   if not out:
     raise ValueError(f"{path} is empty")
   return out

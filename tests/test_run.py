@@ -330,7 +330,7 @@ OTHER_MISTAKES = {
     "eval", [config("smollm2"), "--config.weights=x.gguf"], ["x.gguf", "such"],
   ),
   "no samples": ("verify", ["--samples", "nowhere"], ["nowhere"]),
-  "no response": ("verify", ["--samples", "a.jsonl"], ["line 1", "response"]),
+  "no response": ("verify", ["--samples", "a.jsonl"], ["no column 'response'"]),
   "no column": ("integers", ["a.jsonl", "b.jsonl"], ["no column 'problem'"]),
 }  # fmt: skip
 

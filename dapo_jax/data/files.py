@@ -180,8 +180,8 @@ def _value(row: dict, column: str, path: Path) -> Any:
 
 def _no_column(path: Path, column: str, there) -> str:
   return (
-    f"{path} has no column {column!r}; it has {', '.join(map(str, there))}. "
-    "Name the two that are meant (data.problem_column and data.answer_column)"
+    f"{path} has no column {column!r}; it has {', '.join(map(str, there))} "
+    "(a data set's are named with data.problem_column, data.answer_column)"
   )
 
 
