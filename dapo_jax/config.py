@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 from dapo_jax import rewards
-from dapo_jax.advantages import ESTIMATORS
+from dapo_jax.advantages import ESTIMATORS, OF_GROUPS
 from dapo_jax.data.prompts import DATASETS, Source
-from dapo_jax.losses import AGGREGATIONS
+from dapo_jax.losses import AGGREGATIONS, KL_ESTIMATORS, OBJECTIVES
 from dapo_jax.metrics import write_json
 from dapo_jax.models.variants import MODELS
 
@@ -42,7 +42,11 @@ def check(c, batch_shards: int = 1, training: bool = True) -> None:
   choices = {
     "model": ("", *MODELS),
     "advantage": ESTIMATORS,
+    "objective": OBJECTIVES,
     "loss_agg": AGGREGATIONS,
+    "kl_estimator": KL_ESTIMATORS,
+    "kl_in": ("loss", "reward"),
+    "tis_mode": ("truncate", "mask"),
     "reward_rule": rewards.RULES,
     "surplus": ("drop", "carry"),
     "dtype": ("auto", "float32", "bfloat16"),
@@ -73,11 +77,13 @@ def check(c, batch_shards: int = 1, training: bool = True) -> None:
       "out (metrics.jsonl and TensorBoard are always written)"
     )
   _check_ranges(c)
+  _check_switches(c)
   if training:
     _check_batches(c)
-  for field in (
-    "microbatch_size", "prompts_per_round", "eval_prompts_per_round",
-  ):  # fmt: skip
+  rows = ["microbatch_size", "prompts_per_round", "eval_prompts_per_round"]
+  if not c.filter_groups:
+    rows.append("prompts_per_batch")
+  for field in rows:
     if c[field] % batch_shards:
       raise UserError(
         f"{field}={c[field]} does not split over mesh_data x mesh_fsdp = "
@@ -101,7 +107,9 @@ def _check_ranges(c) -> None:
     "warm_steps", "warm_lr", "overlong_cache_len", "clip_low", "clip_high",
     "row_len", "lr", "warmup_iters", "lr_decay_iters",
     "weight_decay", "max_grad_norm", "eval_problems", "eval_temperature",
-    "seed",
+    "seed", "lam_alpha", "kl_coef", "ntp_coef", "entropy_coef",
+    "entropy_target", "entropy_coef_step", "critic_lr", "clip_value",
+    "value_pretrain_iters", "value_settle_iters", "value_settle_tol",
   )  # fmt: skip
   for field in not_negative:
     if not c[field] >= 0:
@@ -145,11 +153,35 @@ def _check_ranges(c) -> None:
     )
 
 
+def _check_switches(c) -> None:
+  for field in ("gamma", "lam_actor", "lam_critic"):
+    if not 0 <= c[field] <= 1:
+      raise UserError(f"{field}={c[field]} must be in [0, 1]")
+  if c.objective == "cispo" and c.dual_clip:
+    raise UserError(
+      f"dual_clip={c.dual_clip} has no meaning with objective='cispo', which "
+      "clips weights; set it to 0"
+    )
+  if c.tis_limit and not c.tis_limit >= 1:
+    raise UserError(f"tis_limit={c.tis_limit} must be at least 1, or 0 = off")
+  if bool(c.entropy_target) != bool(c.entropy_coef_step):
+    raise UserError(
+      f"entropy_target={c.entropy_target} and entropy_coef_step="
+      f"{c.entropy_coef_step} work together: set both, or neither"
+    )
+  if c.value_pretrain_iters and c.advantage != "gae":
+    raise UserError(
+      f"value_pretrain_iters={c.value_pretrain_iters}, but advantage="
+      f"{c.advantage!r} has no critic; take advantage='gae', or 0"
+    )
+
+
 def _check_batches(c) -> None:
-  if c.group_size == 1:
+  if c.group_size == 1 and (c.filter_groups or c.advantage in OF_GROUPS):
     raise UserError(
       "group_size=1: a group of one has advantage 0 and is never mixed, so "
-      "nothing would be learned; take at least 2 (the paper: 16)"
+      "nothing would be learned; take at least 2 (the paper: 16), or "
+      "advantage='gae' without filter_groups"
     )
   if c.minibatch_size % c.group_size:
     raise UserError(
@@ -173,12 +205,11 @@ def _check_batches(c) -> None:
       f"row_len={c.row_len} is less than max_prompt_len={c.max_prompt_len} + "
       f"max_response_len={c.max_response_len}; make it at least {longest}, or 0"
     )
-  if not c.filter_groups and c.prompts_per_round != c.prompts_per_batch:
-    raise UserError(
-      f"without filter_groups a round is the batch: prompts_per_round="
-      f"{c.prompts_per_round} must equal prompts_per_batch="
-      f"{c.prompts_per_batch}"
-    )
+
+
+def round_size(c) -> int:
+  """Prompts of a generation round; without a filter a round is the batch."""
+  return c.prompts_per_round if c.filter_groups else c.prompts_per_batch
 
 
 def _near(n: int, unit: int) -> str:
@@ -209,6 +240,22 @@ def describe(c) -> str:
       f"sampling   rounds of {c.prompts_per_round} prompts until "
       f"{c.prompts_per_batch} mixed groups are there, at most {c.max_rounds}; "
       f"surplus: {c.surplus}"
+    )
+  if c.advantage == "gae":
+    lam = f"1 - 1 / ({c.lam_alpha:g} |y|)" if c.lam_alpha else c.lam_actor
+    lines.append(
+      f"critic     learning rate {c.critic_lr:g}; λ {lam} for the policy, "
+      f"{c.lam_critic:g} for its targets"
+      + (
+        f"; alone for at most {c.value_pretrain_iters} iterations first"
+        if c.value_pretrain_iters
+        else ""
+      )
+    )
+  if c.kl_coef:
+    lines.append(
+      f"reference  the policy at its start; {c.kl_coef:g} x KL "
+      f"({c.kl_estimator}) in the {c.kl_in}"
     )
   if updates == 1:
     lines.append(

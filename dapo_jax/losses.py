@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from dapo_jax import masked
 from dapo_jax.types import Metric
@@ -24,6 +24,7 @@ def policy_loss(
   clip_low: float,
   clip_high: float,
   dual_clip: float = 0.0,
+  segments: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, "B T"], dict]:
   """Clipped surrogate loss with decoupled clip range (Clip-Higher).
 
@@ -40,16 +41,91 @@ def policy_loss(
     clip_low: ε_low.
     clip_high: ε_high.
     dual_clip: c, or 0 for off.
+    segments: not used; see `sequence_policy_loss`.
 
   Returns:
     The loss of each token, 0 outside the mask, and metrics (totals, counts).
   """
-  old_logprobs = jax.lax.stop_gradient(old_logprobs)
+  del segments
+  log_ratio = _log_ratio(logprobs, old_logprobs, response_mask)
+  return _clipped_surrogate(
+    jnp.exp(log_ratio), advantages, response_mask, clip_low, clip_high,
+    dual_clip,
+  )  # fmt: skip
+
+
+def sequence_policy_loss(
+  logprobs: Float[Array, "B T"],
+  old_logprobs: Float[Array, "B T"],
+  advantages: Float[Array, "B T"],
+  response_mask: Bool[Array, "B T"],
+  *,
+  clip_low: float,
+  clip_high: float,
+  dual_clip: float = 0.0,
+  segments: Int[Array, "B T"] | None = None,
+) -> tuple[Float[Array, "B T"], dict]:
+  """The clipped surrogate of the ratio of whole responses, at each token.
+
+  GSPO eq. (5-7), arXiv:2507.18071: s = exp(mean over tokens of log π/π_old).
+  With `seq_mean_token_mean` its aggregation is the paper's, one term a
+  response; clip ranges there are 3e-4 and 4e-4.
+
+  Args and returns as in `policy_loss`.
+    segments: the response that a token belongs to where a row holds several,
+      packed; numbers in [0, T). Default: a row is one response.
+  """
+  if segments is None:
+    segments = jnp.zeros(logprobs.shape, jnp.int32)
+  log_ratio = masked.segment_mean(
+    _log_ratio(logprobs, old_logprobs, response_mask), response_mask, segments
+  )
+  return _clipped_surrogate(
+    jnp.exp(log_ratio), advantages, response_mask, clip_low, clip_high,
+    dual_clip,
+  )  # fmt: skip
+
+
+def clipped_is_policy_loss(
+  logprobs: Float[Array, "B T"],
+  old_logprobs: Float[Array, "B T"],
+  advantages: Float[Array, "B T"],
+  response_mask: Bool[Array, "B T"],
+  *,
+  clip_low: float,
+  clip_high: float,
+  dual_clip: float = 0.0,
+  segments: Int[Array, "B T"] | None = None,
+) -> tuple[Float[Array, "B T"], dict]:
+  """-stop(clip(r, 1 - ε_low, 1 + ε_high)) A log π: no token loses its gradient.
+
+  CISPO eq. (4-5), arXiv:2506.13585: the importance weight is clipped, not the
+  update. Its ε_low is 1 there in effect (no lower limit).
+
+  Args and returns as in `policy_loss`; `dual_clip` must be 0.
+  """
+  del dual_clip, segments
+  log_ratio = _log_ratio(logprobs, old_logprobs, response_mask)
+  ratio = jax.lax.stop_gradient(jnp.exp(log_ratio))
   advantages = jax.lax.stop_gradient(advantages)
+  weight = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+  loss = jnp.where(response_mask, weight * advantages, 0.0)
+  return loss * nll(logprobs, response_mask), _ratio_metrics(
+    ratio, advantages, response_mask, clip_low, clip_high
+  )
+
+
+def _log_ratio(logprobs, old_logprobs, response_mask):
   # Masked first: whatever stands on padding can neither overflow nor reach
   # the gradient (0 * inf is NaN, also in a backward pass).
-  log_ratio = jnp.where(response_mask, logprobs - old_logprobs, 0.0)
-  ratio = jnp.exp(log_ratio)
+  old_logprobs = jax.lax.stop_gradient(old_logprobs)
+  return jnp.where(response_mask, logprobs - old_logprobs, 0.0)
+
+
+def _clipped_surrogate(
+  ratio, advantages, response_mask, clip_low, clip_high, dual_clip
+):
+  advantages = jax.lax.stop_gradient(advantages)
   clipped = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
   objective = jnp.minimum(ratio * advantages, clipped * advantages)
   if dual_clip:
@@ -58,18 +134,145 @@ def policy_loss(
       advantages < 0, jnp.maximum(objective, floor), objective
     )
   loss = jnp.where(response_mask, -objective, 0.0)
+  return loss, _ratio_metrics(
+    jax.lax.stop_gradient(ratio), advantages, response_mask, clip_low, clip_high
+  )
 
-  ratio = jax.lax.stop_gradient(ratio)
+
+def _ratio_metrics(ratio, advantages, response_mask, clip_low, clip_high):
   is_high = (ratio > 1.0 + clip_high) & (advantages > 0)
   is_low = (ratio < 1.0 - clip_low) & (advantages < 0)
-  metrics = {
+  share = lambda x: masked.metric(x.astype(ratio.dtype), response_mask)
+  return {
     "ratio_mean": masked.metric(ratio, response_mask),
     "ratio_max": masked.maximum(ratio, response_mask),
     "ratio_min_negated": masked.maximum(-ratio, response_mask),
-    "clip_frac_high": masked.metric(is_high.astype(loss.dtype), response_mask),
-    "clip_frac_low": masked.metric(is_low.astype(loss.dtype), response_mask),
+    "clip_frac_high": share(is_high),
+    "clip_frac_low": share(is_low),
   }
-  return loss, metrics
+
+
+OBJECTIVES: dict[str, Callable] = {
+  "clip": policy_loss,
+  "gspo": sequence_policy_loss,
+  "cispo": clipped_is_policy_loss,
+}
+
+
+def value_loss(
+  values: Float[Array, "B T"],
+  old_values: Float[Array, "B T"],
+  returns: Float[Array, "B T"],
+  response_mask: Bool[Array, "B T"],
+  *,
+  clip_value: float = 0.0,
+) -> Float[Array, "B T"]:
+  """0.5 (V - target)² of each token, 0 outside the mask.
+
+  With `clip_value` ε > 0 the larger of it and of the same with V held within
+  ε of the old value (PPO's usual form, arXiv:1707.06347's authors' code).
+
+  Args:
+    values: V; the gradient flows through these alone.
+    old_values: V at the iteration's start.
+    returns: the targets.
+    response_mask: tokens that count.
+    clip_value: ε, or 0 for off.
+  """
+  fixed = lambda x: jax.lax.stop_gradient(jnp.where(response_mask, x, 0.0))
+  values = jnp.where(response_mask, values, 0.0)
+  old_values, returns = fixed(old_values), fixed(returns)
+  loss = (values - returns) ** 2
+  if clip_value:
+    held = old_values + jnp.clip(values - old_values, -clip_value, clip_value)
+    loss = jnp.maximum(loss, (held - returns) ** 2)
+  return 0.5 * loss
+
+
+def kl(
+  logprobs: Float[Array, "B T"],
+  ref_logprobs: Float[Array, "B T"],
+  response_mask: Bool[Array, "B T"],
+  *,
+  estimator: str,
+) -> Float[Array, "B T"]:
+  """KL(π || π_ref) at each sampled token, 0 outside the mask.
+
+  With d = log π_ref - log π (J. Schulman, "Approximating KL divergence"):
+  k1 = -d, unbiased; k2 = d²/2; k3 = e^d - d - 1, unbiased and never negative
+  (GRPO eq. (4), arXiv:2402.03300). As a term of the loss k1 has no gradient in
+  expectation, and k2's is that of the KL itself.
+
+  Raises:
+    KeyError: unknown estimator, see KL_ESTIMATORS.
+  """
+  ref_logprobs = jax.lax.stop_gradient(ref_logprobs)
+  d = jnp.where(response_mask, ref_logprobs - logprobs, 0.0)
+  return KL_ESTIMATORS[estimator](d)
+
+
+KL_ESTIMATORS: dict[str, Callable] = {
+  "k1": lambda d: -d,
+  "k2": lambda d: 0.5 * d**2,
+  "k3": lambda d: jnp.expm1(d) - d,
+}
+
+
+def nll(
+  logprobs: Float[Array, "B T"], response_mask: Bool[Array, "B T"]
+) -> Float[Array, "B T"]:
+  """-log π of each token, 0 outside the mask.
+
+  Over correct responses it is VAPO's NTP loss (arXiv:2504.05118), over
+  demonstrations supervised learning.
+  """
+  return jnp.where(response_mask, -logprobs, 0.0)
+
+
+def importance_weight(
+  old_logprobs: Float[Array, "B T"],
+  rollout_logprobs: Float[Array, "B T"],
+  response_mask: Bool[Array, "B T"],
+  *,
+  limit: float,
+  mode: str,
+) -> Float[Array, "B T"]:
+  """Correction of each token for a sampler unlike the trainer; 1 on padding.
+
+  w = π_old / π_rollout. 'truncate': min(w, C), truncated importance sampling.
+  'mask': w where 1/C <= w <= C, else 0: the token leaves the numerator and
+  stays in the divisor. Every objective is homogeneous in A, so that w belongs
+  on the advantages.
+
+  Args:
+    old_logprobs: of the trainer.
+    rollout_logprobs: of the sampler.
+    response_mask: tokens of responses.
+    limit: C, at least 1.
+    mode: 'truncate' or 'mask'.
+  """
+  d = jnp.where(response_mask, old_logprobs - rollout_logprobs, 0.0)
+  weight = jnp.exp(d)
+  if mode == "truncate":
+    return jnp.minimum(weight, limit)
+  return jnp.where(jnp.abs(d) <= jnp.log(limit), weight, 0.0)
+
+
+def next_entropy_coef(
+  coef: float, entropy: float, *, target: float, step: float
+) -> float:
+  """Coefficient of the entropy bonus that leads the entropy to a target.
+
+  One step up below the target, one down above it, never below 0
+  (arXiv:2505.22312).
+
+  Args:
+    coef: of the iteration before.
+    entropy: nats a token in that iteration.
+    target: nats a token.
+    step: of the coefficient.
+  """
+  return max(0.0, coef + (step if entropy < target else -step))
 
 
 def token_mean(

@@ -18,7 +18,7 @@ from dapo_jax.evaluate import SAMPLES, Estimate, Evaluation, summarize
 from dapo_jax.groups import Groups, is_mixed
 from dapo_jax.rewards import STATUSES
 from dapo_jax.types import Maximum, Metric
-from dapo_jax.update import Rewards
+from dapo_jax.update import Batch
 
 
 def add_tallies(
@@ -60,20 +60,84 @@ def before_filter(tallies: dict | None, group_size: int) -> dict[str, Any]:
   }
 
 
-def after_filter(groups: Groups, rewards: Rewards) -> dict[str, Any]:
+def after_filter(batch: Batch) -> dict[str, Any]:
   """Metrics over the batch that the update sees."""
-  mask = np.arange(groups.tokens.shape[2]) < groups.response_len[:, :, None]
+  groups = batch.groups
+  mask = _mask(groups)
   gap = np.abs(groups.old_logprobs - groups.rollout_logprobs)[mask]
   return {
     "accuracy_after_filter": groups.is_correct.mean(),
     "response_len_after_filter": groups.response_len.mean(),
     "truncated_after_filter": groups.is_truncated.mean(),
-    "reward_mean": rewards.rewards.mean(),
-    "overlong_penalty_mean": rewards.penalties.mean(),
+    "reward_mean": batch.rewards.mean(),
+    "overlong_penalty_mean": batch.penalties.mean(),
     "groups_in_batch": groups.num,
     "logprob_gap_mean": gap.mean(),
     "logprob_gap_max": gap.max(),
+    **{name: float(m.value()) for name, m in batch.metrics.items()},
   }
+
+
+def _mask(groups: Groups) -> np.ndarray:
+  """Which of the tokens [n, G, T] are there."""
+  return np.arange(groups.tokens.shape[2]) < groups.response_len[:, :, None]
+
+
+def of_critic(batch: Batch, updates: list[dict]) -> dict[str, Any]:
+  """Metrics of the critic: on samples it has not seen yet, and of its steps.
+
+  explained_variance = 1 - Var[target - V] / Var[target] over tokens, and
+  value_error = mean (target - V)² / 2, both before the critic learns from
+  them; with lam_critic < 1 the targets contain V themselves.
+  """
+  mask = _mask(batch.groups)
+  values, returns = (
+    x[mask].astype(np.float64) for x in (batch.values, batch.returns)
+  )
+  error, spread = returns - values, returns.var()
+  applied = [u for u in updates if not is_skipped(u)]
+  return {
+    "explained_variance": 1 - error.var() / spread if spread else 0.0,
+    "value_error": 0.5 * np.mean(error**2),
+    "value_mean": values.mean(),
+    "return_mean": returns.mean(),
+    **{
+      f"value_{name}": float(np.mean([u[name] for u in applied]))
+      for name in (("loss", "grad_norm") if applied else ())
+    },
+    "value_updates": len(applied),
+    "value_skipped_nonfinite": sum(
+      int(u["skipped_nonfinite"]) for u in updates
+    ),
+  }
+
+
+def has_settled(history: list[list[float]], iters: int, tol: float) -> bool:
+  """Value pretraining gains no more.
+
+  Args:
+    history: [explained variance, value error] of each iteration.
+    iters: the means of so many iterations are compared with those of as many
+      before; 0: never settled.
+    tol: the least gain: of explained variance, and of the value error as a
+      share of it.
+  """
+  if not iters or len(history) < 2 * iters:
+    return False
+  before, now = (
+    np.mean(history[-2 * iters : -iters], 0),
+    np.mean(history[-iters:], 0),
+  )
+  return bool(now[0] - before[0] < tol and before[1] - now[1] < tol * before[1])
+
+
+def value_line(row: dict, iters: int) -> str:
+  """One line of progress of value pretraining."""
+  return (
+    f"value {row['iter']:>3}/{iters}  accuracy {row['accuracy']:.2f}  "
+    f"explained variance {row['explained_variance']:+.3f}  error "
+    f"{row['value_error']:.3f}  {row['iter_sec']:.1f} s"
+  )
 
 
 def of_updates(updates: list[dict]) -> dict[str, Any]:
@@ -170,10 +234,14 @@ def evaluation_table(
 
 
 def sample_rows(
-  iteration: int, groups: Groups, rewards: Rewards, problems: Problems,
-  tokenizer: Tokenizer, limit: int,
+  iteration: int, batch: Batch, problems: Problems, tokenizer: Tokenizer,
+  limit: int,
 ):  # fmt: skip
-  """Rows of samples.jsonl: the first `limit` responses of the batch."""
+  """Rows of samples.jsonl: the first `limit` responses of the batch.
+
+  The advantage is the mean over the tokens of the response.
+  """
+  groups = batch.groups
   size = groups.is_correct.shape[1]
   for b in range(min(limit, groups.is_correct.size)):
     i, g = divmod(b, size)
@@ -190,10 +258,10 @@ def sample_rows(
       "truncated": groups.is_truncated[i, g],
       "response_len": groups.response_len[i, g],
       "reward": {
-        "outcome": rewards.rewards[i, g] - rewards.penalties[i, g],
-        "overlong_penalty": rewards.penalties[i, g],
+        "outcome": batch.rewards[i, g] - batch.penalties[i, g],
+        "overlong_penalty": batch.penalties[i, g],
       },
-      "advantage": rewards.advantages[i, g],
+      "advantage": batch.advantages[i, g, : groups.response_len[i, g]].mean(),
     }
 
 
@@ -217,6 +285,8 @@ def line(row: dict, iters: int) -> str:
     ("response_len_before_filter", "length {:.1f}"),
     ("groups_in_batch", "groups {}"),
     ("entropy", "entropy {:.3f}"),
+    ("kl", "KL {:.3f}"),
+    ("explained_variance", "explained variance {:.2f}"),
     ("eval_accuracy", "held-out {:.3f}"),
     ("eval_greedy_accuracy", "greedy {:.3f}"),
     ("iter_sec", "{:.1f} s"),

@@ -8,6 +8,7 @@ behind the prompt. Loss and gradient are those of one response a row.
 
 from typing import NamedTuple
 
+import jax
 from jaxtyping import Int
 import numpy as np
 
@@ -135,6 +136,6 @@ def from_rows(
 
 def microbatches(tree, microbatch_size: int):
   """[capacity, R] -> [M, W, R]; capacity must be a multiple of W."""
-  return type(tree)(
-    *(x.reshape(-1, microbatch_size, *x.shape[1:]) for x in tree)
+  return jax.tree.map(
+    lambda x: x.reshape(-1, microbatch_size, *x.shape[1:]), tree
   )

@@ -2,6 +2,9 @@
 
 Shapes are fixed: whatever the data bring, nothing is compiled twice. Only
 `generate` has two, those of a round of training and of evaluation.
+
+Each program is made by a cached function of what it depends on, so that runs
+of one process that differ in other things share what is compiled.
 """
 
 from collections.abc import Callable
@@ -14,9 +17,33 @@ import jax.numpy as jnp
 import optax
 
 from dapo_jax import advantages, losses, optim, rollout, sharding, step
-from dapo_jax.models import transformer
+from dapo_jax.models import critic, transformer
 from dapo_jax.rewards import shaping
 from dapo_jax.types import TrainState
+
+
+class CriticPrograms(NamedTuple):
+  """The programs of the critic.
+
+  Attributes:
+    of_policy: policy params -> params of a critic with a copy of their body.
+    init_state: params -> TrainState.
+    score: (params, rows, num_microbatches) -> values.
+    train_step: (state, rows, value targets, divisor, num_microbatches) ->
+      state, metrics; donates the state.
+    state_shape: shapes and layout of the TrainState.
+  """
+
+  of_policy: Callable
+  init_state: Callable
+  score: Callable
+  train_step: Callable
+  state_shape: TrainState
+
+  @property
+  def params_shape(self):
+    """Shapes and layout of the params."""
+    return self.state_shape.params
 
 
 class Programs(NamedTuple):
@@ -27,37 +54,50 @@ class Programs(NamedTuple):
     init_state: params -> TrainState.
     init_warm_state: params -> TrainState of the supervised warm start.
     to_rollout: params -> weights in the sampler's dtype and layout.
+    to_reference: params -> a copy in the compute dtype, for `score`.
     generate: (weights, key, prompt_tokens, prompt_len, uid, first_sample,
       temperature, top_p) -> Rollout of P x G.
     generate_one: the same with one response a prompt.
-    shape_rewards: (is_correct, response_len) [P, G] -> rewards, overlong
-      penalties, advantages [P, G].
-    loss_weights: loss_mask [B, T] -> weights [B, T], divisor.
     score: (params, rows, num_microbatches) -> logprobs.
+    shape_rewards: (is_correct, response_len) [P, G] -> rewards, overlong
+      penalties.
+    advantages: `advantages.estimate`.
+    loss_weights: loss_mask [B, T] -> weights [B, T], divisor.
     train_step: (state, rows, targets, divisor, num_microbatches) -> state,
       metrics; donates the state.
     warm_step: the same for the supervised warm start.
+    critic: programs of the critic, or None.
     learning_rate: optimizer step -> its learning rate.
     state_shape: shapes and layout of the TrainState.
     params_sharding: layout of the params.
     capacity: rows of a minibatch, in use or not.
+    max_groups: groups that `shape_rewards` and `advantages` take.
   """
 
   init_params: Callable
   init_state: Callable
   init_warm_state: Callable
   to_rollout: Callable
+  to_reference: Callable
   generate: Callable
   generate_one: Callable
-  shape_rewards: Callable
-  loss_weights: Callable
   score: Callable
+  shape_rewards: Callable
+  advantages: Callable
+  loss_weights: Callable
   train_step: Callable
   warm_step: Callable
+  critic: CriticPrograms | None
   learning_rate: Callable
   state_shape: TrainState
   params_sharding: Any
   capacity: int
+  max_groups: int
+
+  @property
+  def params_shape(self):
+    """Shapes and layout of the params."""
+    return self.state_shape.params
 
 
 def row_len(config) -> int:
@@ -85,94 +125,258 @@ def build(
   """Binds the programs of a run; compiles nothing yet."""
   c = config
   dtype = compute_dtype(c)
-  trained = transformer.Transformer(model_config, dtype, remat=c.remat)
-  sampled = transformer.Transformer(model_config, dtype)
-  everywhere = sharding.replicated(mesh)
-  by_row = sharding.rows(mesh)
-  by_microbatch = sharding.rows(mesh, axis=1)
-
-  boxed = jax.eval_shape(
-    functools.partial(transformer.init_params, model_config), jax.random.key(0)
-  )
-  of_params = sharding.of_params(mesh, boxed, "train")
-  of_weights = sharding.of_params(mesh, boxed, "rollout")
-
+  model = transformer.Transformer(model_config, dtype, remat=c.remat)
+  steps = updates_per_iter(c)
+  adam = (c.b1, c.b2, c.adam_eps, c.weight_decay, c.max_grad_norm)
   learning_rate = optim.learning_rate(
     c.lr,
-    warmup_steps=c.warmup_iters * updates_per_iter(c),
-    decay_steps=c.lr_decay_iters * updates_per_iter(c),
+    warmup_steps=c.warmup_iters * steps,
+    decay_steps=c.lr_decay_iters * steps,
     floor=c.lr_floor,
   )
-  optimizer = optim.adamw(
-    learning_rate,
-    b1=c.b1,
-    b2=c.b2,
-    eps=c.adam_eps,
-    weight_decay=c.weight_decay,
-    max_grad_norm=c.max_grad_norm,
+  optimizer = _adamw(
+    c.lr, c.warmup_iters * steps, c.lr_decay_iters * steps, c.lr_floor, *adam
   )
-  warm_optimizer = optim.adamw(
-    optax.linear_schedule(c.warm_lr, 0.0, c.warm_steps), max_grad_norm=1.0
+  warm_optimizer = _warm_adamw(c.warm_lr, c.warm_steps)
+  policy = _Policy(model_config, mesh)
+  policy_objective = _policy_objective(
+    model, c.temperature, c.logits_chunk_len, c.objective, c.clip_low,
+    c.clip_high, c.dual_clip, c.kl_coef, c.kl_estimator,
+  )  # fmt: skip
+  nll_objective = _nll_objective(model, c.logits_chunk_len)
+  generate = functools.partial(
+    _generate, policy, dtype, c.max_response_len, tuple(eos_ids)
   )
-  shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nn.unbox(boxed)
-  )
-
-  def of_state(tx):
-    return TrainState(
-      everywhere,
-      of_params,
-      sharding.like_params(
-        jax.eval_shape(tx.init, shapes), shapes, of_params, mesh
-      ),
+  critic_programs = None
+  if c.advantage == "gae":
+    of_critic = _Critic(model_config, mesh)
+    critic_optimizer = _adamw(
+      c.critic_lr, c.warmup_iters * steps, 0, 0.0, *adam
     )
-
-  def init_state(tx):
-    return jax.jit(
-      lambda params: TrainState(
-        jnp.zeros((), jnp.int32), params, tx.init(params)
+    critic_programs = CriticPrograms(
+      of_policy=_critic_of_policy(of_critic),
+      init_state=_init_state(of_critic, critic_optimizer),
+      score=_score(of_critic, _value_forward(model)),
+      train_step=_update(
+        of_critic, _value_objective(model, c.clip_value), critic_optimizer
       ),
-      out_shardings=of_state(tx),
+      state_shape=_state_shape(of_critic, critic_optimizer),
     )
+  shards = sharding.batch_shards(mesh)
+  return Programs(
+    init_params=_init_params(policy),
+    init_state=_init_state(policy, optimizer),
+    init_warm_state=_init_state(policy, warm_optimizer),
+    to_rollout=_to_rollout(policy, dtype),
+    to_reference=_to_reference(policy, dtype),
+    generate=generate(c.group_size),
+    generate_one=generate(1),
+    score=_score(
+      policy, _logprob_forward(model, c.temperature, c.logits_chunk_len)
+    ),
+    shape_rewards=_shape_rewards(
+      c.overlong_punish, c.max_response_len, c.overlong_cache_len
+    ),
+    advantages=_advantages(
+      mesh, advantage=c.advantage, std_ddof=c.std_ddof, gamma=c.gamma,
+      lam_actor=c.lam_actor, lam_alpha=c.lam_alpha, kl_coef=c.kl_coef,
+      kl_estimator=c.kl_estimator, tis_limit=c.tis_limit, tis_mode=c.tis_mode,
+      max_response_len=c.max_response_len,
+    ),
+    loss_weights=_loss_weights(c.loss_agg, c.group_size, c.max_response_len),
+    train_step=_update(policy, policy_objective, optimizer),
+    warm_step=_update(policy, nll_objective, warm_optimizer),
+    critic=critic_programs,
+    learning_rate=learning_rate,
+    state_shape=_state_shape(policy, optimizer),
+    params_sharding=_layout(policy, "train"),
+    capacity=-(-c.minibatch_size // c.microbatch_size) * c.microbatch_size,
+    max_groups=-(-c.prompts_per_batch // shards) * shards,
+  )  # fmt: skip
 
-  state_shape = jax.tree.map(
+
+# ---- Layouts: what parameters look like and where they live ----------------
+
+
+class _Policy(NamedTuple):
+  """The policy's parameters on a mesh."""
+
+  config: transformer.ModelConfig
+  mesh: Any
+  init: Callable = transformer.init_params
+
+
+class _Critic(NamedTuple):
+  """The critic's parameters on a mesh."""
+
+  config: transformer.ModelConfig
+  mesh: Any
+  init: Callable = critic.init_params
+
+
+@functools.cache
+def _boxed(of):
+  return jax.eval_shape(
+    functools.partial(of.init, of.config), jax.random.key(0)
+  )
+
+
+@functools.cache
+def _layout(of, name: str):
+  return sharding.of_params(of.mesh, _boxed(of), name)
+
+
+@functools.cache
+def _shapes(of):
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nn.unbox(_boxed(of))
+  )
+
+
+@functools.cache
+def _state_layout(of, optimizer) -> TrainState:
+  shapes, layout = _shapes(of), _layout(of, "train")
+  moments = sharding.like_params(
+    jax.eval_shape(optimizer.init, shapes), shapes, layout, of.mesh
+  )
+  return TrainState(sharding.replicated(of.mesh), layout, moments)
+
+
+@functools.cache
+def _state_shape(of, optimizer) -> TrainState:
+  return jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    jax.eval_shape(init_state(optimizer), shapes),
-    of_state(optimizer),
+    jax.eval_shape(_init_state(of, optimizer), _shapes(of)),
+    _state_layout(of, optimizer),
   )
 
-  forward = functools.partial(
-    step.forward,
-    model=trained,
-    temperature=c.temperature,
-    logits_chunk_len=c.logits_chunk_len,
+
+# ---- Parameters and states -------------------------------------------------
+
+
+@functools.cache
+def _init_params(of):
+  return jax.jit(
+    lambda key: nn.unbox(of.init(of.config, key)),
+    out_shardings=_layout(of, "train"),
   )
-  # Demonstrations are no samples: their likelihood is at temperature 1.
-  plain_forward = functools.partial(forward, temperature=1.0)
+
+
+@functools.cache
+def _critic_of_policy(of):
+  return jax.jit(critic.of_policy, out_shardings=_layout(of, "train"))
+
+
+@functools.cache
+def _init_state(of, optimizer):
+  return jax.jit(
+    lambda params: TrainState(
+      jnp.zeros((), jnp.int32), params, optimizer.init(params)
+    ),
+    out_shardings=_state_layout(of, optimizer),
+  )
+
+
+@functools.cache
+def _to_rollout(of, dtype):
+  return jax.jit(
+    lambda params: jax.tree.map(lambda x: x.astype(dtype), params),
+    in_shardings=(_layout(of, "train"),),
+    out_shardings=_layout(of, "rollout"),
+  )
+
+
+@functools.cache
+def _to_reference(of, dtype):
+  # A copy even where the dtype is the same: the original will be donated.
+  return jax.jit(
+    lambda params: jax.tree.map(
+      lambda x: jnp.array(x, dtype, copy=True), params
+    ),
+    out_shardings=_layout(of, "train"),
+  )
+
+
+@functools.cache
+def _adamw(
+  lr, warmup_steps, decay_steps, floor, b1, b2, eps, weight_decay, max_grad_norm
+):  # fmt: skip
+  schedule = optim.learning_rate(
+    lr, warmup_steps=warmup_steps, decay_steps=decay_steps, floor=floor
+  )
+  return optim.adamw(
+    schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay,
+    max_grad_norm=max_grad_norm,
+  )  # fmt: skip
+
+
+@functools.cache
+def _warm_adamw(lr, steps):
+  return optim.adamw(optax.linear_schedule(lr, 0.0, steps), max_grad_norm=1.0)
+
+
+# ---- Forward passes and objectives -----------------------------------------
+
+
+@functools.cache
+def _forward(model, temperature, logits_chunk_len):
+  return functools.partial(
+    step.forward, model=model, temperature=temperature,
+    logits_chunk_len=logits_chunk_len,
+  )  # fmt: skip
+
+
+@functools.cache
+def _logprob_forward(model, temperature, logits_chunk_len):
+  forward = _forward(model, temperature, logits_chunk_len)
+  return lambda params, rows: forward(params, rows)[0]
+
+
+@functools.cache
+def _value_forward(model):
+  body = model.clone(config=critic.body_config(model.config))
+  return functools.partial(step.forward_values, model=body)
+
+
+@functools.cache
+def _policy_objective(
+  model, temperature, logits_chunk_len, objective, clip_low, clip_high,
+  dual_clip, kl_coef, kl_estimator,
+):  # fmt: skip
   policy_loss = functools.partial(
-    losses.policy_loss,
-    clip_low=c.clip_low,
-    clip_high=c.clip_high,
-    dual_clip=c.dual_clip,
-  )
-  policy = functools.partial(
-    step.policy_objective, forward=forward, policy_loss=policy_loss
-  )
-  nll = functools.partial(step.nll_objective, forward=plain_forward)
+    losses.OBJECTIVES[objective], clip_low=clip_low, clip_high=clip_high,
+    dual_clip=dual_clip,
+  )  # fmt: skip
+  return functools.partial(
+    step.policy_objective,
+    forward=_forward(model, temperature, logits_chunk_len),
+    policy_loss=policy_loss, kl_coef=kl_coef, kl_estimator=kl_estimator,
+  )  # fmt: skip
 
-  def update(objective, tx: optax.GradientTransformation):
-    return jax.jit(
-      functools.partial(step.train_step, objective=objective, optimizer=tx),
-      in_shardings=(
-        of_state(tx), by_microbatch, by_microbatch, everywhere, everywhere
-      ),
-      out_shardings=(of_state(tx), everywhere),
-      donate_argnums=0,
-    )  # fmt: skip
 
-  def sample(
-    weights, key, tokens, lengths, uid, first, temperature, top_p, *, group_size
-  ):
+@functools.cache
+def _nll_objective(model, logits_chunk_len):
+  # Demonstrations are no samples: their likelihood is at temperature 1.
+  forward = _forward(model, 1.0, logits_chunk_len)
+  return functools.partial(step.nll_objective, forward=forward)
+
+
+@functools.cache
+def _value_objective(model, clip_value):
+  return functools.partial(
+    step.value_objective, forward=_value_forward(model), clip_value=clip_value
+  )
+
+
+# ---- Programs of a batch ---------------------------------------------------
+
+
+@functools.cache
+def _generate(of, dtype, max_response_len, eos_ids, group_size):
+  model = transformer.Transformer(of.config, dtype)
+  everywhere, by_row = sharding.replicated(of.mesh), sharding.rows(of.mesh)
+
+  def sample(weights, key, tokens, lengths, uid, first, temperature, top_p):
     return rollout.generate(
       weights,
       tokens,
@@ -180,69 +384,84 @@ def build(
       rollout.request_keys(key, uid, first, group_size),
       temperature,
       top_p,
-      model=sampled,
+      model=model,
       group_size=group_size,
-      max_response_len=c.max_response_len,
-      eos_ids=tuple(eos_ids),
-      constrain=functools.partial(sharding.constrain, mesh),
+      max_response_len=max_response_len,
+      eos_ids=eos_ids,
+      constrain=functools.partial(sharding.constrain, of.mesh),
     )
 
-  def generate(group_size):
-    return jax.jit(
-      functools.partial(sample, group_size=group_size),
-      in_shardings=(
-        of_weights, everywhere, by_row, by_row, by_row, *[everywhere] * 3
-      ),
-      # Every process reads all responses: the host's decisions are then the
-      # same everywhere by construction.
-      out_shardings=everywhere,
-    )  # fmt: skip
+  return jax.jit(
+    sample,
+    in_shardings=(
+      _layout(of, "rollout"), everywhere, by_row, by_row, by_row,
+      *[everywhere] * 3,
+    ),
+    # Every process reads all responses: the host's decisions are then the
+    # same everywhere by construction.
+    out_shardings=everywhere,
+  )  # fmt: skip
 
+
+@functools.cache
+def _score(of, forward):
+  everywhere = sharding.replicated(of.mesh)
+  return jax.jit(
+    functools.partial(step.score, forward=forward),
+    in_shardings=(
+      _layout(of, "train"), sharding.rows(of.mesh, axis=1), everywhere
+    ),
+    out_shardings=everywhere,
+  )  # fmt: skip
+
+
+@functools.cache
+def _shape_rewards(overlong_punish, max_response_len, overlong_cache_len):
   def shape_rewards(is_correct, response_len):
     outcome = shaping.outcome(is_correct)
     penalty = jnp.zeros_like(outcome)
-    if c.overlong_punish:
+    if overlong_punish:
       penalty = shaping.overlong_penalty(
-        response_len,
-        max_len=c.max_response_len,
-        cache_len=c.overlong_cache_len,
+        response_len, max_len=max_response_len, cache_len=overlong_cache_len
       )
-    rewards = outcome + penalty
-    advantage = advantages.ESTIMATORS[c.advantage](rewards, std_ddof=c.std_ddof)
-    return rewards, penalty, advantage
+    return outcome + penalty, penalty
 
-  rows = -(-c.minibatch_size // c.microbatch_size) * c.microbatch_size
-  return Programs(
-    init_params=jax.jit(
-      lambda key: nn.unbox(transformer.init_params(model_config, key)),
-      out_shardings=of_params,
-    ),
-    init_state=init_state(optimizer),
-    init_warm_state=init_state(warm_optimizer),
-    to_rollout=jax.jit(
-      lambda params: jax.tree.map(lambda x: x.astype(dtype), params),
-      in_shardings=(of_params,),
-      out_shardings=of_weights,
-    ),
-    generate=generate(c.group_size),
-    generate_one=generate(1),
-    shape_rewards=jax.jit(shape_rewards),
-    loss_weights=jax.jit(
-      functools.partial(
-        losses.AGGREGATIONS[c.loss_agg],
-        group_size=c.group_size,
-        max_response_len=c.max_response_len,
-      )
-    ),
-    score=jax.jit(
-      functools.partial(step.score, forward=forward),
-      in_shardings=(of_params, by_microbatch, everywhere),
-      out_shardings=everywhere,
-    ),
-    train_step=update(policy, optimizer),
-    warm_step=update(nll, warm_optimizer),
-    learning_rate=learning_rate,
-    state_shape=state_shape,
-    params_sharding=of_params,
-    capacity=rows,
+  return jax.jit(shape_rewards)
+
+
+@functools.cache
+def _advantages(mesh, **knobs):
+  by_row, everywhere = sharding.rows(mesh), sharding.replicated(mesh)
+  return jax.jit(
+    functools.partial(advantages.estimate, **knobs),
+    in_shardings=(*[by_row] * 6, everywhere),
+    out_shardings=everywhere,
   )
+
+
+@functools.cache
+def _loss_weights(loss_agg, group_size, max_response_len):
+  return jax.jit(
+    functools.partial(
+      losses.AGGREGATIONS[loss_agg],
+      group_size=group_size,
+      max_response_len=max_response_len,
+    )
+  )
+
+
+@functools.cache
+def _update(of, objective, optimizer):
+  everywhere = sharding.replicated(of.mesh)
+  by_microbatch = sharding.rows(of.mesh, axis=1)
+  of_state = _state_layout(of, optimizer)
+  return jax.jit(
+    functools.partial(
+      step.train_step, objective=objective, optimizer=optimizer
+    ),
+    in_shardings=(
+      of_state, by_microbatch, by_microbatch, everywhere, everywhere
+    ),
+    out_shardings=(of_state, everywhere),
+    donate_argnums=0,
+  )  # fmt: skip

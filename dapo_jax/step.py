@@ -14,9 +14,16 @@ from jaxtyping import Array, Float, Int
 import optax
 
 from dapo_jax import logprobs as logprobs_lib
-from dapo_jax import masked
-from dapo_jax.models import attention, transformer
-from dapo_jax.types import Metric, Rows, Targets, TrainState, add_metrics
+from dapo_jax import losses, masked
+from dapo_jax.models import attention, critic, transformer
+from dapo_jax.types import (
+  Metric,
+  Rows,
+  Targets,
+  TrainState,
+  ValueTargets,
+  add_metrics,
+)
 
 
 def forward(
@@ -28,17 +35,8 @@ def forward(
   logits_chunk_len: int,
 ) -> tuple[Float[Array, "W R"], Float[Array, "W R"]]:
   """Log-probability and entropy of response tokens, 0 at other positions."""
-  mask = attention.row_mask(rows.family, rows.response)
-
-  def attend(q, k, v, cache, layer):
-    del layer
-    return attention.attention(q, k, v, mask), cache
-
-  hidden, _ = model.apply(
-    {"params": params}, rows.tokens, rows.positions, attend
-  )
   return logprobs_lib.token_logprobs(
-    hidden,
+    _hidden(params, rows, model),
     transformer.head(params).astype(model.dtype),
     rows.tokens,
     rows.source,
@@ -48,6 +46,35 @@ def forward(
   )
 
 
+def forward_values(
+  params: dict, rows: Rows, *, model: transformer.Transformer
+) -> Float[Array, "W R"]:
+  """V before each response token is drawn, 0 at other positions.
+
+  The hidden state that predicts a token is the one that judges it: `source`.
+  """
+  values = critic.value(params, _hidden(params["body"], rows, model))
+  values = jnp.take_along_axis(values, rows.source, axis=1)
+  return jnp.where(rows.response_mask, values, 0.0)
+
+
+def _hidden(params: dict, rows: Rows, model) -> Float[Array, "W R D"]:
+  mask = attention.row_mask(rows.family, rows.response)
+
+  def attend(q, k, v, cache, layer):
+    del layer
+    return attention.attention(q, k, v, mask), cache
+
+  return model.apply({"params": params}, rows.tokens, rows.positions, attend)[0]
+
+
+def segments(rows: Rows) -> Int[Array, "W R"]:
+  """A number in [0, R) of each prompt or response of a row."""
+  both = jnp.stack([rows.family, rows.response])
+  starts = (both[:, :, 1:] != both[:, :, :-1]).any(0)
+  return jnp.pad(jnp.cumsum(starts, axis=1, dtype=jnp.int32), ((0, 0), (1, 0)))
+
+
 def score(
   params: dict,
   rows: Rows,
@@ -55,18 +82,18 @@ def score(
   *,
   forward: Callable,
 ) -> Float[Array, "M W R"]:
-  """Log-probabilities of the tokens of a batch, without a gradient.
+  """One number a token of a batch, without a gradient: log π, or V.
 
   Args:
     params: weights.
     rows: packed rows, [M, W, R].
     num_microbatches: how many of the M to run; the rest stays 0.
-    forward: `step.forward` with its model bound.
+    forward: (params, rows of a microbatch) -> [W, R].
   """
 
   def body(m, out):
-    logprobs, _ = forward(params, jax.tree.map(lambda x: x[m], rows))
-    return out.at[m].set(logprobs)
+    new = forward(params, jax.tree.map(lambda x: x[m], rows))
+    return out.at[m].set(new)
 
   zeros = jnp.zeros(rows.tokens.shape, jnp.float32)
   return jax.lax.fori_loop(0, num_microbatches, body, zeros)
@@ -79,14 +106,34 @@ def policy_objective(
   *,
   forward: Callable,
   policy_loss: Callable,
+  kl_coef: float = 0.0,
+  kl_estimator: str = "k3",
 ) -> tuple[Float[Array, ""], dict]:
-  """Numerator of the minibatch's loss in one microbatch, and its metrics."""
+  """Numerator of the minibatch's loss in one microbatch, and its metrics.
+
+  Σ w (policy loss + β KL) - Σ w_H entropy + Σ w_NTP NLL; the weights come with
+  the targets, and a term whose targets are None is left out.
+  """
   logprobs, entropy = forward(params, rows)
-  loss, metrics = policy_loss(
-    logprobs, targets.old_logprobs, targets.advantages, targets.loss_mask
-  )
-  numerator = jnp.sum(loss * targets.loss_weight)
   valid = targets.loss_mask
+  loss, metrics = policy_loss(
+    logprobs, targets.old_logprobs, targets.advantages, valid,
+    segments=segments(rows),
+  )  # fmt: skip
+  if targets.ref_logprobs is not None:
+    kl = losses.kl(
+      logprobs, targets.ref_logprobs, valid, estimator=kl_estimator
+    )
+    loss += kl_coef * kl
+    metrics["kl"] = masked.metric(kl, valid)
+  numerator = jnp.sum(loss * targets.loss_weight)
+  if targets.entropy_weight is not None:
+    numerator -= jnp.sum(entropy * targets.entropy_weight)
+  if targets.ntp_weight is not None:
+    positive = targets.ntp_weight > 0
+    nll = losses.nll(logprobs, positive)
+    numerator += jnp.sum(nll * targets.ntp_weight)
+    metrics["ntp_loss"] = masked.metric(nll, positive)
   # Probability of the sampled token: falls as the policy spreads, beside the
   # entropy one of the two monitors of DAPO fig. 7.
   metrics["prob_mean"] = masked.metric(jnp.exp(logprobs), valid)
@@ -99,14 +146,30 @@ def nll_objective(
 ) -> tuple[Float[Array, ""], dict]:
   """Numerator of the negative log-likelihood: the supervised warm start."""
   logprobs, _ = forward(params, rows)
-  loss = jnp.where(targets.loss_mask, -logprobs, 0.0)
+  loss = losses.nll(logprobs, targets.loss_mask)
+  return jnp.sum(loss * targets.loss_weight), {}
+
+
+def value_objective(
+  params: dict,
+  rows: Rows,
+  targets: ValueTargets,
+  *,
+  forward: Callable,
+  clip_value: float = 0.0,
+) -> tuple[Float[Array, ""], dict]:
+  """Numerator of the critic's loss in one microbatch, and its metrics."""
+  loss = losses.value_loss(
+    forward(params, rows), targets.old_values, targets.returns,
+    targets.loss_mask, clip_value=clip_value,
+  )  # fmt: skip
   return jnp.sum(loss * targets.loss_weight), {}
 
 
 def train_step(
   state: TrainState,
   rows: Rows,
-  targets: Targets,
+  targets: Targets | ValueTargets,
   divisor: Float[Array, ""],
   num_microbatches: Int[Array, ""],
   *,

@@ -1,4 +1,4 @@
-"""The loop: DAPO's Algorithm 1, stage by stage.
+"""The loop: DAPO's Algorithm 1, stage by stage, and the family's.
 
 The life of one batch:
 
@@ -7,11 +7,15 @@ The life of one batch:
    -> evaluate.judge()  (host) is_correct [B]
    -> groups            (host) keep 0 < correct < G; enough? else next round;
                                surplus dropped or carried
-   -> update.score()    (jit)  old_logprobs of the policy that sampled
-   -> shape_rewards()   (jit)  rewards, advantages [P, G]
+   -> update.prepare()  (jit)  old_logprobs of the policy that sampled; values
+                               of the critic, ref_logprobs, where there are
+                               any; rewards, advantages, value targets
    -> update.update()   (jit)  minibatch by minibatch: rows packed without
                                padding, one train_step each, state donated
+   -> update.fit_critic()      the same for a critic
    -> metrics, evaluation, checkpoint
+
+Before the first iteration the critic may learn alone: value pretraining.
 
 The host's part is the same on every process: all read all responses.
 """
@@ -31,6 +35,7 @@ from dapo_jax import (
   checkpoint,
   evaluate,
   loading,
+  losses,
   monitor,
   sharding,
   update,
@@ -51,8 +56,9 @@ from dapo_jax.config import UserError
 from dapo_jax.data import prompts
 
 # What a random key is for: folded into the root key first.
-PARAMS, ROLLOUT, EVALUATE = range(3)
+PARAMS, ROLLOUT, EVALUATE, VALUE = range(4)
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+VALUE_METRICS = "value_metrics.jsonl"  # of value pretraining
 
 
 class Preempted(Exception):
@@ -101,7 +107,7 @@ def train(c, workdir: Path) -> dict:
   buffer, tallies = None, None  # groups kept, and facts of all groups sampled
   try:
     written = [r["iter"] for r in metrics_lib.read_rows(workdir / METRICS)]
-    for name in (SAMPLES, evaluate.SAMPLES):
+    for name in (SAMPLES, evaluate.SAMPLES, VALUE_METRICS):
       for _ in metrics_lib.read_rows(workdir / name):
         pass  # a damaged file is told before anything is written
     if is_new:
@@ -110,19 +116,32 @@ def train(c, workdir: Path) -> dict:
           f"workdir {workdir} has metrics up to iteration {written[-1]}, but "
           "no checkpoint; put its checkpoints back, or give another --workdir"
         )
-      if read_weights is None:
-        params = programs.init_params(key_for(PARAMS))
-      else:
-        params = jax.device_put(read_weights(), programs.params_sharding)
-      if c.warm_steps:
+      params, critic_params = _start(c, programs, key_for, read_weights)
+      if c.warm_steps and not c.start_from:
         say(f"warm start {c.warm_steps} supervised steps on demonstrations")
         params = update.warm_start(c, programs, params, *warm_set, tokenizer)
-      state = programs.init_state(params)
-      del params
+      is_pretrained = critic_params is not None
+      if programs.critic and not is_pretrained:
+        body = params
+        if c.critic_weights:
+          body = loading.load_critic_body(c, model_config)
+        critic_params = programs.critic.of_policy(body)
+      models = update.Models(
+        programs.init_state(params),
+        critic_params and programs.critic.init_state(critic_params),
+      )
+      del params, critic_params
       loop = dict(iter=0, position=0, rounds=0, empty_iters=0, skipped=0,
-                  data=data, wall_sec=0.0, compile_sec=0.0)  # fmt: skip
+                  data=data, wall_sec=0.0, compile_sec=0.0,
+                  entropy_coef=c.entropy_coef, value_iter=0, value_history=[],
+                  value_done=is_pretrained or not c.value_pretrain_iters,
+                  )  # fmt: skip
     else:
-      state, loop, buffer, tallies = checkpoints.restore(programs.state_shape)
+      *states, loop, buffer, tallies = checkpoints.restore(
+        programs.state_shape,
+        programs.critic and programs.critic.state_shape,
+      )
+      models = update.Models(*states)
       config_lib.compare(loop.pop("config"), c, "the newest checkpoint")
       loading.compare_data(loop["data"], data)
       if written[: loop["iter"] + 1] != list(range(loop["iter"] + 1)):
@@ -131,6 +150,12 @@ def train(c, workdir: Path) -> dict:
           "where the newest checkpoint is; put the file back, or give another "
           "--workdir"
         )
+      if c.kl_coef and loop["iter"]:
+        params, _ = checkpoint.read_start(
+          workdir / checkpoint.START, c, programs.params_shape
+        )
+        models = models._replace(reference=programs.to_reference(params))
+        del params
       say(f"continuing behind iteration {loop['iter']} of {c.iters}")
   except (ValueError, FileNotFoundError) as error:
     raise UserError(str(error)) from error
@@ -138,6 +163,9 @@ def train(c, workdir: Path) -> dict:
   first = 0 if is_new else loop["iter"] + 1
   earlier = {k: loop[k] for k in ("wall_sec", "compile_sec")}
   rows = metrics_lib.JsonLines(workdir / METRICS, first)
+  value_rows = metrics_lib.JsonLines(
+    workdir / VALUE_METRICS, loop["value_iter"] + 1
+  )
   samples = metrics_lib.JsonLines(workdir / SAMPLES, first)
   eval_samples = metrics_lib.JsonLines(workdir / evaluate.SAMPLES, first)
   boards = metrics_lib.Boards(workdir, c.to_dict(), first, c.wandb)
@@ -156,35 +184,55 @@ def train(c, workdir: Path) -> dict:
     with phase("checkpoint"):
       place = loop | spent() | {"config": json.loads(c.to_json())}
       try:
-        checkpoints.save(checkpoint.Saved(state, place, buffer, tallies))
+        checkpoints.save(
+          checkpoint.Saved(models.policy, models.critic, place, buffer, tallies)
+        )
       except Exception as error:  # Orbax has no type for a full disk
-        reason = " ".join(str(error).split())[-160:]
-        raise UserError(
-          f"a checkpoint cannot be written to {workdir} ({reason}); mend that "
-          "and run the same command: it continues from the one before"
-        ) from error
+        raise UserError(_not_written(workdir, error)) from error
 
   def save_finished() -> None:
     try:
       checkpoints.wait()
     except Exception as error:  # raised by what was written in the background
-      reason = " ".join(str(error).split())[-160:]
-      raise UserError(
-        f"a checkpoint could not be written to {workdir} ({reason}); mend that "
-        "and run the same command"
-      ) from error
+      raise UserError(_not_written(workdir, error)) from error
 
   def close() -> None:
     save_finished()
     stop_listening()
     for writer in (
-      checkpoints, rows, samples, eval_samples, boards, bar, phase,
+      checkpoints, rows, value_rows, samples, eval_samples, boards, bar, phase,
     ):  # fmt: skip
       writer.close()
 
+  def sample_round(weights, key):
+    """Groups of the next round of prompts, and what the verifier said."""
+    size = config_lib.round_size(c)
+    batch = prompts.batch_at(
+      train_set, loop["position"], size, seed=c.seed,
+      max_prompt_len=c.max_prompt_len,
+    )  # fmt: skip
+    loop["position"] += size
+    with phase("generate"):
+      rollout = jax.device_get(
+        programs.generate(
+          weights, key, batch.prompt_tokens, batch.prompt_len, batch.uid,
+          0, c.temperature, c.top_p,
+        )
+      )  # fmt: skip
+    with phase("verify"):
+      answers = [train_set.answers[i] for i in batch.index]
+      judged = evaluate.judge(c, tokenizer, rollout, answers)
+    found = groups_lib.of_rollout(batch, rollout, judged.is_correct)
+    return found, judged.status
+
+  def stop_here(where: str) -> None:
+    save()
+    close()
+    raise Preempted(f"saved {where}")
+
   def evaluation(iteration: int) -> dict:
     with phase("eval"):
-      weights = programs.to_rollout(state.params)
+      weights = programs.to_rollout(models.policy.params)
       found = evaluate.policy(
         c, programs, weights, key_for(EVALUATE), test_set, tokenizer,
         write=lambda row: eval_samples.write({"iter": iteration, **row}),
@@ -201,9 +249,56 @@ def train(c, workdir: Path) -> dict:
     # From here on a row of metrics means that there is a checkpoint.
     save_finished()
 
-  # ---- Iterations ----------------------------------------------------------
   # Before this point a signal just ends the process: nothing would be lost.
   terminated, stop_listening = _listen()
+
+  # ---- Value pretraining: a fixed policy, Monte-Carlo returns --------------
+  weights = None
+  while not loop["value_done"]:
+    number, iter_start = loop["value_iter"] + 1, time.perf_counter()
+    if terminated.is_set():
+      stop_here(f"behind iteration {number - 1} of value pretraining")
+    if weights is None:
+      weights = programs.to_rollout(models.policy.params)
+    found, _ = sample_round(weights, jax.random.fold_in(key_for(VALUE), number))
+    found = groups_lib.take(found, slice(c.prompts_per_batch))
+    with phase("value_score"):
+      batch = update.prepare_values(c, programs, models.critic, found)
+    with phase("value_update"):
+      critic, updates = update.fit_critic(c, programs, models.critic, batch)
+    models = models._replace(critic=critic)
+    row = {"iter": number, "accuracy": found.is_correct.mean()}
+    row |= monitor.of_critic(batch, updates)
+    loop["value_iter"] = number
+    loop["value_history"].append(
+      [row["explained_variance"], row["value_error"]]
+    )
+    loop["value_done"] = number >= c.value_pretrain_iters or (
+      monitor.has_settled(
+        loop["value_history"], c.value_settle_iters, c.value_settle_tol
+      )
+    )
+    seconds, row["recompilations"] = phase.take()
+    row |= seconds | {"iter_sec": time.perf_counter() - iter_start}
+    value_rows.write(row)
+    say(monitor.value_line(row, c.value_pretrain_iters))
+    if loop["value_done"] or number % c.checkpoint_every_iters == 0:
+      save()
+  del weights
+  if not loop["iter"] and (c.kl_coef or c.value_pretrain_iters):
+    # What this run starts from, for a KL to it and for other runs.
+    params = models.policy.params
+    try:
+      checkpoint.write_start(
+        workdir, c, params, models.critic and models.critic.params
+      )
+    except Exception as error:  # Orbax has no type for a full disk
+      raise UserError(_not_written(workdir, error)) from error
+    if c.kl_coef:
+      models = models._replace(reference=programs.to_reference(params))
+    del params
+
+  # ---- Iterations ----------------------------------------------------------
   while loop["iter"] < c.iters:
     iteration, iter_start = loop["iter"] + 1, time.perf_counter()
     weights = None
@@ -214,33 +309,16 @@ def train(c, workdir: Path) -> dict:
       buffer is None or buffer.num < c.prompts_per_batch
     ):
       if terminated.is_set():
-        save()
-        close()
-        raise Preempted(
-          f"saved within iteration {iteration}, after {loop['rounds']} rounds"
+        stop_here(
+          f"within iteration {iteration}, after {loop['rounds']} rounds"
         )
-      batch = prompts.batch_at(
-        train_set, loop["position"], c.prompts_per_round, seed=c.seed,
-        max_prompt_len=c.max_prompt_len,
-      )  # fmt: skip
-      with phase("generate"):
-        if weights is None:
-          weights = programs.to_rollout(state.params)
-        rollout = jax.device_get(
-          programs.generate(
-            weights, key, batch.prompt_tokens, batch.prompt_len, batch.uid,
-            0, c.temperature, c.top_p,
-          )
-        )  # fmt: skip
-      with phase("verify"):
-        answers = [train_set.answers[i] for i in batch.index]
-        judged = evaluate.judge(c, tokenizer, rollout, answers)
-      found = groups_lib.of_rollout(batch, rollout, judged.is_correct)
-      tallies = monitor.add_tallies(tallies, found, judged.status)
+      if weights is None:
+        weights = programs.to_rollout(models.policy.params)
+      found, status = sample_round(weights, key)
+      tallies = monitor.add_tallies(tallies, found, status)
       kept = groups_lib.is_mixed(found.is_correct) | (not c.filter_groups)
       if kept.any():
         buffer = groups_lib.join(buffer, groups_lib.take(found, kept))
-      loop["position"] += c.prompts_per_round
       loop["rounds"] += 1
     del weights  # the update needs the memory
     row = {"iter": iteration, "rounds": loop["rounds"]}
@@ -252,20 +330,24 @@ def train(c, workdir: Path) -> dict:
       chosen, carried, dropped = groups_lib.split_surplus(
         buffer, c.prompts_per_batch, c.surplus
       )
-      if not chosen.is_scored.all():
-        with phase("score"):
-          chosen = update.score(c, programs, state.params, chosen)
-      if carried is not None and not carried.is_scored.all():
-        with phase("score"):
-          carried = update.score(c, programs, state.params, carried)
+      with phase("score"):
+        batch = update.prepare(c, programs, models, chosen)
+        if carried is not None:
+          carried = update.score(c, programs, models.policy.params, carried)
       with phase("update"):
-        rewarded = update.shape_rewards(c, programs, chosen)
-        state, updates = update.update(c, programs, state, chosen, rewarded)
-      row |= monitor.after_filter(chosen, rewarded)
+        policy, updates = update.update(
+          c, programs, models.policy, batch, loop["entropy_coef"]
+        )
+      models = models._replace(policy=policy)
+      row |= monitor.after_filter(batch)
+      if models.critic:
+        with phase("value_update"):
+          critic, fits = update.fit_critic(c, programs, models.critic, batch)
+        models = models._replace(critic=critic)
+        row |= monitor.of_critic(batch, fits)
       for sample in monitor.sample_rows(
-        iteration, chosen, rewarded, train_set, tokenizer,
-        c.num_logged_samples,
-      ):  # fmt: skip
+        iteration, batch, train_set, tokenizer, c.num_logged_samples
+      ):
         samples.write(sample)
     is_empty = all(u["skipped_empty"] for u in updates)
     loop["empty_iters"] = loop["empty_iters"] + 1 if is_empty else 0
@@ -273,12 +355,19 @@ def train(c, workdir: Path) -> dict:
       loop["skipped"], updates
     )
     row |= monitor.of_updates(updates) | {
-      "optimizer_step": int(state.step),
-      "lr": float(programs.learning_rate(max(int(state.step) - 1, 0))),
+      "optimizer_step": int(models.policy.step),
+      "lr": float(programs.learning_rate(max(int(models.policy.step) - 1, 0))),
       "prompts_carried": 0 if carried is None else carried.num,
       "prompts_dropped": dropped,
       "empty_iters": loop["empty_iters"],
     }
+    if c.entropy_coef or c.entropy_target:
+      row["entropy_coef"] = loop["entropy_coef"]
+    if c.entropy_target and "entropy" in row:
+      loop["entropy_coef"] = losses.next_entropy_coef(
+        loop["entropy_coef"], row["entropy"], target=c.entropy_target,
+        step=c.entropy_coef_step,
+      )  # fmt: skip
 
     # Evaluate, write, save.
     is_last = iteration == c.iters
@@ -301,12 +390,10 @@ def train(c, workdir: Path) -> dict:
       close()
       raise UserError(problem)
     stop = terminated.is_set() and not is_last
-    is_due = iteration % c.checkpoint_every_iters == 0
-    if is_last or stop or is_due:
-      save()
     if stop:
-      close()
-      raise Preempted(f"saved behind iteration {iteration}")
+      stop_here(f"behind iteration {iteration}")
+    if is_last or iteration % c.checkpoint_every_iters == 0:
+      save()
 
   # ---- Summary -------------------------------------------------------------
   close()
@@ -314,6 +401,24 @@ def train(c, workdir: Path) -> dict:
   metrics_lib.write_json(workdir / "summary.json", summary)
   say(monitor.closing(summary, c, workdir))
   return summary
+
+
+def _start(c, programs, key_for, read_weights):
+  """Params of the policy to begin with, and of its critic if there is one."""
+  if c.start_from:
+    critic = programs.critic and programs.critic.params_shape
+    return checkpoint.read_start(c.start_from, c, programs.params_shape, critic)
+  if read_weights is None:
+    return programs.init_params(key_for(PARAMS)), None
+  return jax.device_put(read_weights(), programs.params_sharding), None
+
+
+def _not_written(workdir: Path, error: Exception) -> str:
+  reason = " ".join(str(error).split())[-160:]
+  return (
+    f"a checkpoint cannot be written to {workdir} ({reason}); mend that and "
+    "run the same command: it continues from the one before"
+  )
 
 
 def _listen() -> tuple[threading.Event, Callable[[], None]]:

@@ -84,10 +84,32 @@ class Targets(NamedTuple):
     advantages: advantage of each token.
     loss_mask: response_mask without the tokens of filtered responses.
     loss_weight: weight of each token in the numerator of the aggregation.
+    ref_logprobs: under the reference policy; None without a KL in the loss.
+    entropy_weight: weight of each token's entropy bonus; None without one.
+    ntp_weight: weight of each token's negative log-likelihood; None without.
   """
 
   old_logprobs: Float[AnyArray, "*M R"]
   advantages: Float[AnyArray, "*M R"]
+  loss_mask: Bool[AnyArray, "*M R"]
+  loss_weight: Float[AnyArray, "*M R"]
+  ref_logprobs: Float[AnyArray, "*M R"] | None = None
+  entropy_weight: Float[AnyArray, "*M R"] | None = None
+  ntp_weight: Float[AnyArray, "*M R"] | None = None
+
+
+class ValueTargets(NamedTuple):
+  """What the critic's update reads beside the rows; same layout.
+
+  Attributes:
+    old_values: V of the critic at the iteration's start.
+    returns: what V is regressed to.
+    loss_mask: response_mask.
+    loss_weight: weight of each token in the numerator of the aggregation.
+  """
+
+  old_values: Float[AnyArray, "*M R"]
+  returns: Float[AnyArray, "*M R"]
   loss_mask: Bool[AnyArray, "*M R"]
   loss_weight: Float[AnyArray, "*M R"]
 

@@ -5,8 +5,8 @@ dynamic sampling left short makes fewer steps, the last of them smaller, and
 the divisor of each is its own.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Float
@@ -19,30 +19,98 @@ from dapo_jax.data.prompts import Problems
 from dapo_jax.data.tokenizer import Tokenizer
 from dapo_jax.groups import Groups
 from dapo_jax.programs import Programs, row_len
-from dapo_jax.types import Targets, TrainState
+from dapo_jax.types import Targets, TrainState, ValueTargets
 
 
-class Rewards(NamedTuple):
-  """Rewards of the responses of n groups.
+class Models(NamedTuple):
+  """What a run trains, and what it measures its distance from.
 
   Attributes:
-    rewards: outcome + penalty.
-    penalties: soft overlong punishment, in [-1, 0].
-    advantages: the same for every token of a response.
+    policy: its TrainState.
+    critic: its TrainState; None without one.
+    reference: params of the policy before its first update; None unless a KL
+      is wanted.
   """
 
+  policy: TrainState
+  critic: TrainState | None = None
+  reference: Any = None
+
+
+class Batch(NamedTuple):
+  """Groups with all that an update needs of them. n groups.
+
+  Attributes:
+    groups: scored.
+    rewards: outcome + penalty.
+    penalties: soft overlong punishment, in [-1, 0].
+    advantages: of each token; last axis 1 where a response has one.
+    values: V before each token; None without a critic.
+    returns: value targets; None without a critic.
+    ref_logprobs: None without a reference.
+    metrics: of the advantages.
+  """
+
+  groups: Groups
   rewards: Float[np.ndarray, "n G"]
   penalties: Float[np.ndarray, "n G"]
-  advantages: Float[np.ndarray, "n G"]
+  advantages: Float[np.ndarray, "n G T"]
+  values: Float[np.ndarray, "n G T"] | None
+  returns: Float[np.ndarray, "n G T"] | None
+  ref_logprobs: Float[np.ndarray, "n G T"] | None
+  metrics: dict
 
 
-def shape_rewards(c, programs: Programs, groups: Groups) -> Rewards:
-  """Rewards and advantages of a batch."""
+def prepare(c, programs: Programs, models: Models, groups: Groups) -> Batch:
+  """Scores a batch of at most P groups: rewards, advantages, value targets."""
+  groups = score(c, programs, models.policy.params, groups)
+  ref_logprobs = None
+  if models.reference is not None:
+    ref_logprobs = _per_token(
+      c, programs, programs.score, models.reference, groups
+    )
+  kl_in_reward = ref_logprobs is not None and c.kl_in == "reward"
+  return _advantages(
+    c, programs, models.critic, groups, ref_logprobs,
+    old=groups.old_logprobs if kl_in_reward or c.tis_limit else None,
+    rollout=groups.rollout_logprobs if c.tis_limit else None,
+    ref=ref_logprobs if kl_in_reward else None,
+    lam_critic=c.lam_critic,
+  )  # fmt: skip
+
+
+def prepare_values(c, programs: Programs, critic: TrainState, groups: Groups):
+  """A batch for the critic alone: its targets are Monte-Carlo returns."""
+  return _advantages(c, programs, critic, groups, None, lam_critic=1.0)
+
+
+def _advantages(
+  c, programs, critic, groups, ref_logprobs, *, lam_critic, old=None,
+  rollout=None, ref=None,
+) -> Batch:  # fmt: skip
   n = groups.num
-  pad = lambda x: np.pad(x, ((0, c.prompts_per_batch - n), (0, 0)))
-  # Groups do not touch each other: filling up to P changes none of them.
-  out = programs.shape_rewards(pad(groups.is_correct), pad(groups.response_len))
-  return Rewards(*(x[:n] for x in jax.device_get(out)))
+  values = None
+  if critic is not None:
+    values = _per_token(
+      c, programs, programs.critic.score, critic.params, groups
+    )
+
+  def pad(x):  # empty groups behind change nothing
+    if x is None:
+      return None
+    return np.pad(x, ((0, programs.max_groups - n),) + ((0, 0),) * (x.ndim - 1))
+
+  lengths = pad(groups.response_len)
+  rewards, penalties = programs.shape_rewards(pad(groups.is_correct), lengths)
+  advantages, returns, metrics = programs.advantages(
+    rewards, lengths, pad(old), pad(rollout), pad(ref), pad(values),
+    np.float32(lam_critic),
+  )  # fmt: skip
+  cut = lambda x: None if x is None else np.asarray(x)[:n]
+  return Batch(
+    groups, cut(rewards), cut(penalties), cut(advantages), values,
+    cut(returns), ref_logprobs, jax.device_get(metrics),
+  )  # fmt: skip
 
 
 def minibatches(c, n: int) -> Iterator[slice]:
@@ -74,58 +142,115 @@ def _run(c, slots: packing.Slots) -> tuple:
   return rows, np.int32(-(-slots.num_rows // c.microbatch_size))
 
 
+def _per_token(
+  c, programs: Programs, run: Callable, params, groups: Groups
+) -> Float[np.ndarray, "n G T"]:
+  """What a scoring program says of every token of the groups."""
+  out = np.zeros(groups.tokens.shape, np.float32)
+  for part in minibatches(c, groups.num):
+    some = groups_lib.take(groups, part)
+    slots = _pack(c, programs, some)
+    found = jax.device_get(run(params, *_run(c, slots)))
+    out[part] = packing.from_rows(
+      found.reshape(slots.rows.tokens.shape), _flat(some.response_len),
+      c.max_response_len, slots,
+    ).reshape(some.tokens.shape)  # fmt: skip
+  return out
+
+
 def score(c, programs: Programs, params, groups: Groups) -> Groups:
   """Fills in the log-probabilities of groups that have none yet."""
-  old = groups.old_logprobs.copy()
   todo = np.flatnonzero(~groups.is_scored)
-  for part in minibatches(c, len(todo)):
-    which = todo[part]
-    some = groups_lib.take(groups, which)
-    slots = _pack(c, programs, some)
-    logprobs = jax.device_get(programs.score(params, *_run(c, slots)))
-    lengths = _flat(some.response_len)
-    old[which] = packing.from_rows(
-      logprobs.reshape(slots.rows.tokens.shape),
-      lengths, c.max_response_len, slots,
-    ).reshape(some.tokens.shape)  # fmt: skip
+  if not len(todo):
+    return groups
+  old = groups.old_logprobs.copy()
+  old[todo] = _per_token(
+    c, programs, programs.score, params, groups_lib.take(groups, todo)
+  )
   return groups._replace(
     old_logprobs=old, is_scored=np.ones_like(groups.is_scored)
   )
 
 
 def update(
-  c, programs: Programs, state: TrainState, groups: Groups, rewards: Rewards
+  c, programs: Programs, state: TrainState, batch: Batch, entropy_coef: float
 ) -> tuple[TrainState, list[dict]]:
-  """One optimizer step a minibatch; the metrics of each."""
+  """One optimizer step of the policy a minibatch; the metrics of each."""
   updates = []
-  for part in minibatches(c, groups.num):
-    some = groups_lib.take(groups, part)
+  for part in minibatches(c, batch.groups.num):
+    some = groups_lib.take(batch.groups, part)
     lengths = _flat(some.response_len)
-    # The weights' program has the shape of a whole minibatch.
-    mask = np.zeros((c.minibatch_size, c.max_response_len), bool)
-    mask[: len(lengths)] = np.arange(c.max_response_len) < lengths[:, None]
+    keep = np.ones(len(lengths), bool)
     if c.overlong_filter:
-      mask[: len(lengths)] &= ~_flat(some.is_truncated)[:, None]
-    weights, divisor = programs.loss_weights(mask)
-    mask, weights = (np.asarray(x)[: len(lengths)] for x in (mask, weights))
+      keep = ~_flat(some.is_truncated)
+    mask, weights, divisor = _weights(c, programs, lengths, keep)
     slots = _pack(c, programs, some)
-    advantages = np.broadcast_to(
-      _flat(rewards.advantages[part])[:, None], mask.shape
+    flat = lambda x: np.broadcast_to(
+      _flat(x[part]), (len(lengths), c.max_response_len)
     )
-    lay_out = lambda x: packing.to_rows(x, lengths, slots)
+    optional = {}
+    if c.kl_coef and c.kl_in == "loss":
+      optional["ref_logprobs"] = flat(batch.ref_logprobs)
+    if c.entropy_coef or c.entropy_target:
+      optional["entropy_weight"] = weights * np.float32(entropy_coef)
+    if c.ntp_coef:
+      # μ / N Σ, N tokens of correct responses, under the common divisor.
+      positive = mask & _flat(some.is_correct)[:, None]
+      share = c.ntp_coef * divisor / max(positive.sum(), 1)
+      optional["ntp_weight"] = positive * np.float32(share)
     targets = Targets(
-      old_logprobs=lay_out(_flat(some.old_logprobs)),
-      advantages=lay_out(advantages),
-      loss_mask=lay_out(mask),
-      loss_weight=lay_out(weights),
-    )
-    rows, used = _run(c, slots)
-    state, metrics = programs.train_step(
-      state, rows, packing.microbatches(targets, c.microbatch_size),
-      divisor, used,
+      flat(batch.groups.old_logprobs), flat(batch.advantages), mask, weights,
+      **optional,
     )  # fmt: skip
+    state, metrics = _step(
+      c, programs.train_step, state, slots, targets, lengths, divisor
+    )
     updates.append(metrics)
   return state, jax.device_get(updates)
+
+
+def fit_critic(
+  c, programs: Programs, state: TrainState, batch: Batch
+) -> tuple[TrainState, list[dict]]:
+  """One optimizer step of the critic a minibatch; the metrics of each.
+
+  It judges the policy as it is: truncated responses never leave its loss.
+  """
+  updates = []
+  for part in minibatches(c, batch.groups.num):
+    some = groups_lib.take(batch.groups, part)
+    lengths = _flat(some.response_len)
+    keep = np.ones(len(lengths), bool)
+    mask, weights, divisor = _weights(c, programs, lengths, keep)
+    slots = _pack(c, programs, some)
+    targets = ValueTargets(
+      _flat(batch.values[part]), _flat(batch.returns[part]), mask, weights
+    )
+    state, metrics = _step(
+      c, programs.critic.train_step, state, slots, targets, lengths, divisor
+    )
+    updates.append(metrics)
+  return state, jax.device_get(updates)
+
+
+def _weights(c, programs: Programs, lengths, keep):
+  """Loss mask and weights [B, T] of a minibatch, and its divisor."""
+  # The weights' program has the shape of a whole minibatch.
+  mask = np.zeros((c.minibatch_size, c.max_response_len), bool)
+  mask[: len(lengths)] = np.arange(c.max_response_len) < lengths[:, None]
+  mask[: len(lengths)] &= keep[:, None]
+  weights, divisor = programs.loss_weights(mask)
+  return *(np.asarray(x)[: len(lengths)] for x in (mask, weights)), divisor
+
+
+def _step(c, run: Callable, state, slots, targets, lengths, divisor):
+  """One optimizer step on targets [B, T]."""
+  laid_out = jax.tree.map(lambda x: packing.to_rows(x, lengths, slots), targets)
+  rows, used = _run(c, slots)
+  return run(
+    state, rows, packing.microbatches(laid_out, c.microbatch_size), divisor,
+    used,
+  )  # fmt: skip
 
 
 def warm_start(
@@ -158,13 +283,11 @@ def warm_start(
       row_len=row_len(c), capacity=programs.capacity,
     )  # fmt: skip
     mask = np.arange(limit) < lengths[:, None]
-    on_rows = packing.to_rows(mask, lengths, slots)
-    zeros = np.zeros(on_rows.shape, np.float32)
-    targets = Targets(zeros, zeros, on_rows, on_rows.astype(np.float32))
-    rows, used = _run(c, slots)
-    state, metrics = programs.warm_step(
-      state, rows, packing.microbatches(targets, c.microbatch_size),
-      np.float32(mask.sum()), used,
+    zeros = np.zeros(mask.shape, np.float32)
+    targets = Targets(zeros, zeros, mask, mask.astype(np.float32))
+    state, metrics = _step(
+      c, programs.warm_step, state, slots, targets, lengths,
+      np.float32(mask.sum()),
     )  # fmt: skip
     if metrics["skipped_nonfinite"]:
       raise ValueError(
