@@ -161,6 +161,7 @@ VARIANTS: dict[str, dict] = {
     require_eos=True, prompts_per_batch=8, prompts_per_round=8, max_rounds=2,
     minibatch_size=32, row_len=240, microbatch_size=2, logits_chunk_len=64,
     iters=7, lr=3.5e-5, lr_decay_iters=7, lr_floor=0.35, weight_decay=0.0,
+    critic_lr=7e-5,
     eval_problems=24, eval_prompts_per_round=24, checkpoint_every_iters=4,
   ),
   # A small decoder from random weights: the same loop in minutes.
@@ -169,8 +170,8 @@ VARIANTS: dict[str, dict] = {
     warm_steps=300, warm_lr=3e-3, max_prompt_len=10, max_response_len=28,
     overlong_cache_len=6, prompts_per_batch=32, prompts_per_round=32,
     minibatch_size=64, microbatch_size=8, row_len=80, require_eos=True,
-    iters=24, lr=4e-4, lr_decay_iters=24, lr_floor=0.1, weight_decay=0.0,
-    eval_problems=128, eval_samples=8, eval_every_iters=12,
+    iters=32, lr=4e-4, lr_decay_iters=32, lr_floor=0.1, weight_decay=0.0,
+    critic_lr=1e-3, eval_problems=128, eval_samples=8, eval_every_iters=16,
     checkpoint_every_iters=10,
   ),
   # Qwen2.5 on DAPO-Math-17k: the paper's batch on a smaller model.

@@ -79,3 +79,17 @@ def laid_out(b, *, loss_agg, row_len, capacity, microbatch, share=True):
   used = -(-slots.num_rows // microbatch)
   split = lambda tree: packing.microbatches(tree, microbatch)
   return split(slots.rows), split(targets), divisor, np.int32(used), slots
+
+
+def plain(b):
+  """The batch as one unpacked response a row, [B, LP + T]."""
+  tokens, predicted = [], []
+  length = LP + T
+  for i, n in enumerate(b["response_len"]):
+    p = i // G
+    prompt = b["prompt_tokens"][p, : b["prompt_len"][p]]
+    row = np.concatenate([prompt, b["tokens"][i, :n]])
+    tokens.append(np.pad(row, (0, length - len(row))))
+    predicted.append(len(prompt) - 1 + np.minimum(np.arange(T), n))
+  mask = np.arange(T) < b["response_len"][:, None]
+  return np.array(tokens), np.array(predicted), mask

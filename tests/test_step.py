@@ -47,20 +47,6 @@ def run(b, optimizer=OPTIMIZER, **layout):
   return program(optimizer)(state, rows, targets, divisor, used)
 
 
-def plain(b):
-  """The batch as one unpacked response a row, [B, LP + T]."""
-  tokens, predicted = [], []
-  length = small.LP + small.T
-  for i, n in enumerate(b["response_len"]):
-    p = i // small.G
-    prompt = b["prompt_tokens"][p, : b["prompt_len"][p]]
-    row = np.concatenate([prompt, b["tokens"][i, :n]])
-    tokens.append(np.pad(row, (0, length - len(row))))
-    predicted.append(len(prompt) - 1 + np.minimum(np.arange(small.T), n))
-  mask = np.arange(small.T) < b["response_len"][:, None]
-  return np.array(tokens), np.array(predicted), mask
-
-
 @functools.partial(jax.jit, static_argnames="loss_agg")
 def _reference(tokens, predicted, mask, responses, old, advantages, loss_agg):
   length = tokens.shape[1]
@@ -91,7 +77,7 @@ def _reference(tokens, predicted, mask, responses, old, advantages, loss_agg):
 def reference(b, loss_agg):
   """Loss and gradient from one unpacked response a row and a plain softmax."""
   return _reference(
-    *plain(b), b["tokens"], b["old_logprobs"], b["advantages"],
+    *small.plain(b), b["tokens"], b["old_logprobs"], b["advantages"],
     loss_agg=loss_agg,
   )  # fmt: skip
 
@@ -191,13 +177,14 @@ def test_score_is_the_logprob_of_every_response_token():
   rows, _, _, used, slots = small.laid_out(
     b, loss_agg="token_mean", row_len=30, capacity=12, microbatch=2
   )
-  out = jax.jit(functools.partial(step.score, forward=small.forward))(
+  logprobs_of = lambda params, rows: small.forward(params, rows)[0]
+  out = jax.jit(functools.partial(step.score, forward=logprobs_of))(
     small.params(), rows, used
   )
   logprobs = packing.from_rows(
     np.asarray(out).reshape(12, 30), b["response_len"], small.T, slots
   )
-  tokens, predicted, mask = plain(b)
+  tokens, predicted, mask = small.plain(b)
   length = tokens.shape[1]
   causal = jnp.tril(jnp.ones((length, length), bool))[None]
 

@@ -3,10 +3,11 @@
 A problem adds numbers up to 4 to a digit or takes them away, kept within
 0..9; a solution writes one step a line and ends with an answer line. Lengths
 vary with the number of terms. Demonstrations for the warm start are sloppy on
-purpose: some ramble on and never answer, some answer with the total of the step
-before, a few steps are miscounted. A model trained on them knows the method
-and half follows it; removing the sloppiness is what reinforcement learning is
-for.
+purpose, and the more so the longer the problem: some ramble on and never
+answer, some answer with the total of the step before, a few steps are
+miscounted. A model trained on them knows the method and half follows it;
+removing the sloppiness is what reinforcement learning is for, and foreseeing
+it what a critic is for.
 """
 
 import random
@@ -24,8 +25,9 @@ TEMPLATE = Template(
 
 _LIMIT = 9
 _TERMS = (2, 4)  # numbers in a problem, least and most
-# Sloppiness of the demonstrations: shares of the solutions, and of the steps.
-_RAMBLING, _FORGETFUL, _MISCOUNTED = 0.35, 0.35, 0.04
+# Sloppiness of the demonstrations: share of the solutions with 2, 3, 4 terms,
+# rambling and forgetful in halves; share of miscounted steps.
+_SLOPPY, _MISCOUNTED = {2: 0.04, 3: 0.75, 4: 0.94}, 0.02
 _RAMBLES = 12  # times that the last step is said again
 
 
@@ -55,9 +57,10 @@ def solution(terms: list[int], rng: random.Random | None = None) -> str:
       result = max(0, result + rng.choice((-2, -1, 1, 2)))
     steps.append(f"{total}{n:+d}={result}")
     total = result
-  if draw() < _RAMBLING:
+  fate = draw() / _SLOPPY[len(terms)]
+  if fate < 0.5:
     return "\n".join(steps + steps[-1:] * _RAMBLES)
-  answer = before if draw() < _FORGETFUL else total
+  answer = before if fate < 1 else total
   return "\n".join(steps) + f"\nAnswer: {answer}"
 
 
