@@ -60,7 +60,7 @@ def lambda_returns(
   response_mask: Bool[Array, "B T"],
   *,
   gamma: float,
-  lam: float | Float[Array, "#B #T"],
+  lam: float | Float[Array, ""] | Float[Array, "#B #T"],
   segments: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:
   """G_t = r_t + γ ((1 - λ) V_{t+1} + λ G_{t+1}), from the last token back.
@@ -119,7 +119,7 @@ def gae(
   response_mask: Bool[Array, "B T"],
   *,
   gamma: float,
-  lam: float | Float[Array, "#B #T"],
+  lam: float | Float[Array, ""] | Float[Array, "#B #T"],
   segments: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:
   """A_t = Σ_l (γλ)^l δ_{t+l},  δ_t = r_t + γ V_{t+1} - V_t.

@@ -58,7 +58,7 @@ def call(action: Callable, doc: str, argv: list[str]) -> int:
   from dapo_jax.config import UserError
   from dapo_jax.data.prompts import cache_dir
   from dapo_jax.rewards import WorkerError
-  from dapo_jax.train import Preempted
+  from dapo_jax.signals import Preempted
 
   if not jax.config.jax_compilation_cache_dir:
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))

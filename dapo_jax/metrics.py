@@ -137,12 +137,15 @@ class JsonLines:
 class Boards:
   """TensorBoard, and Weights & Biases where it is asked for."""
 
-  def __init__(self, workdir: Path, config: dict, first_iter: int, wandb: bool):
+  def __init__(
+    self, workdir: Path, config: dict, first_iter: int, wandb: bool,
+    name: str = "",
+  ):  # fmt: skip
     # Slow to import, and only runs need it.
     from tensorboardX import SummaryWriter
 
     self._tensorboard = SummaryWriter(
-      str(workdir / "tensorboard"), purge_step=first_iter
+      str(workdir / "tensorboard" / name), purge_step=first_iter
     )
     self._wandb = None
     if wandb:

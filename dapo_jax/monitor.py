@@ -321,13 +321,17 @@ def reason_to_stop(c, empty_iters: int, skipped: int, row: dict) -> str | None:
   if skipped >= c.max_skipped_steps:
     return (
       f"{skipped} optimizer steps in a row had a loss or gradient that is not "
-      f"finite; lower lr={c.lr:g}, or look at the samples. The last "
+      f"finite; lower lr={c.lr:g}"
+      + (f" or critic_lr={c.critic_lr:g}" * (c.advantage == "gae"))
+      + ", or look at the samples. The last "
       "checkpoint is kept"
     )
   return None
 
 
-def summary(rows: list[dict], c, totals: dict) -> dict[str, Any]:
+def summary(
+  rows: list[dict], c, totals: dict, value_history: list
+) -> dict[str, Any]:
   """summary.json: what the run did, from its own rows."""
   tested = [r for r in rows if "eval_accuracy" in r]
   first, last = tested[0], tested[-1]
@@ -343,6 +347,11 @@ def summary(rows: list[dict], c, totals: dict) -> dict[str, Any]:
     "optimizer_steps": sum(r.get("updates", 0) for r in rows),
     **totals,
   }
+  if value_history:
+    # One iteration's is noisy: the mean of the last ten.
+    last_ten = np.mean([h[0] for h in value_history[-10:]])
+    out["value_iterations"] = len(value_history)
+    out["explained_variance_pretrained"] = float(last_ten)
   if "eval_greedy_accuracy" in first:
     out["greedy_before"] = first["eval_greedy_accuracy"]
     out["greedy_after"] = last["eval_greedy_accuracy"]

@@ -20,12 +20,9 @@ Before the first iteration the critic may learn alone: value pretraining.
 The host's part is the same on every process: all read all responses.
 """
 
-from collections.abc import Callable
 import functools
 import json
 from pathlib import Path
-import signal
-import threading
 import time
 
 import jax
@@ -38,6 +35,7 @@ from dapo_jax import (
   losses,
   monitor,
   sharding,
+  signals,
   update,
 )
 from dapo_jax import (
@@ -54,15 +52,12 @@ from dapo_jax import (
 )
 from dapo_jax.config import UserError
 from dapo_jax.data import prompts
+from dapo_jax.signals import Preempted
 
 # What a random key is for: folded into the root key first.
 PARAMS, ROLLOUT, EVALUATE, VALUE = range(4)
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 VALUE_METRICS = "value_metrics.jsonl"  # of value pretraining
-
-
-class Preempted(Exception):
-  """SIGTERM or Ctrl-C: the state is saved, the same command goes on."""
 
 
 def train(c, workdir: Path) -> dict:
@@ -117,15 +112,16 @@ def train(c, workdir: Path) -> dict:
           "no checkpoint; put its checkpoints back, or give another --workdir"
         )
       params, critic_params = _start(c, programs, key_for, read_weights)
+      critic_body = None
+      if programs.critic and c.critic_weights:
+        critic_body = loading.load_critic_body(c, model_config)
       if c.warm_steps and not c.start_from:
         say(f"warm start {c.warm_steps} supervised steps on demonstrations")
         params = update.warm_start(c, programs, params, *warm_set, tokenizer)
       is_pretrained = critic_params is not None
       if programs.critic and not is_pretrained:
-        body = params
-        if c.critic_weights:
-          body = loading.load_critic_body(c, model_config)
-        critic_params = programs.critic.of_policy(body)
+        critic_params = programs.critic.of_policy(critic_body or params)
+      del critic_body
       models = update.Models(
         programs.init_state(params),
         critic_params and programs.critic.init_state(critic_params),
@@ -134,6 +130,7 @@ def train(c, workdir: Path) -> dict:
       loop = dict(iter=0, position=0, rounds=0, empty_iters=0, skipped=0,
                   data=data, wall_sec=0.0, compile_sec=0.0,
                   entropy_coef=c.entropy_coef, value_iter=0, value_history=[],
+                  value_skipped=0,
                   value_done=is_pretrained or not c.value_pretrain_iters,
                   )  # fmt: skip
     else:
@@ -163,9 +160,6 @@ def train(c, workdir: Path) -> dict:
   first = 0 if is_new else loop["iter"] + 1
   earlier = {k: loop[k] for k in ("wall_sec", "compile_sec")}
   rows = metrics_lib.JsonLines(workdir / METRICS, first)
-  value_rows = metrics_lib.JsonLines(
-    workdir / VALUE_METRICS, loop["value_iter"] + 1
-  )
   samples = metrics_lib.JsonLines(workdir / SAMPLES, first)
   eval_samples = metrics_lib.JsonLines(workdir / evaluate.SAMPLES, first)
   boards = metrics_lib.Boards(workdir, c.to_dict(), first, c.wandb)
@@ -200,7 +194,7 @@ def train(c, workdir: Path) -> dict:
     save_finished()
     stop_listening()
     for writer in (
-      checkpoints, rows, value_rows, samples, eval_samples, boards, bar, phase,
+      checkpoints, rows, samples, eval_samples, boards, bar, phase,
     ):  # fmt: skip
       writer.close()
 
@@ -250,16 +244,20 @@ def train(c, workdir: Path) -> dict:
     save_finished()
 
   # Before this point a signal just ends the process: nothing would be lost.
-  terminated, stop_listening = _listen()
+  terminated, stop_listening = signals.listen()
 
   # ---- Value pretraining: a fixed policy, Monte-Carlo returns --------------
-  weights = None
+  weights, value_rows, value_boards = None, None, None
   while not loop["value_done"]:
     number, iter_start = loop["value_iter"] + 1, time.perf_counter()
     if terminated.is_set():
       stop_here(f"behind iteration {number - 1} of value pretraining")
     if weights is None:
       weights = programs.to_rollout(models.policy.params)
+      value_rows = metrics_lib.JsonLines(workdir / VALUE_METRICS, number)
+      value_boards = metrics_lib.Boards(
+        workdir, c.to_dict(), number, wandb=False, name="value"
+      )
     found, _ = sample_round(weights, jax.random.fold_in(key_for(VALUE), number))
     found = groups_lib.take(found, slice(c.prompts_per_batch))
     with phase("value_score"):
@@ -269,6 +267,9 @@ def train(c, workdir: Path) -> dict:
     models = models._replace(critic=critic)
     row = {"iter": number, "accuracy": found.is_correct.mean()}
     row |= monitor.of_critic(batch, updates)
+    loop["value_skipped"], longest = monitor.skipped_in_a_row(
+      loop["value_skipped"], updates
+    )
     loop["value_iter"] = number
     loop["value_history"].append(
       [row["explained_variance"], row["value_error"]]
@@ -281,10 +282,18 @@ def train(c, workdir: Path) -> dict:
     seconds, row["recompilations"] = phase.take()
     row |= seconds | {"iter_sec": time.perf_counter() - iter_start}
     value_rows.write(row)
+    value_boards.write(number, row)
     say(monitor.value_line(row, c.value_pretrain_iters))
+    problem = monitor.reason_to_stop(c, 0, longest, row)
+    if problem:
+      close()
+      raise UserError(problem)
     if loop["value_done"] or number % c.checkpoint_every_iters == 0:
       save()
   del weights
+  if value_rows:
+    value_rows.close()
+    value_boards.close()
   if not loop["iter"] and (c.kl_coef or c.value_pretrain_iters):
     # What this run starts from, for a KL to it and for other runs.
     params = models.policy.params
@@ -326,6 +335,7 @@ def train(c, workdir: Path) -> dict:
 
     # Update, unless there is nothing to learn from.
     chosen, carried, dropped, updates = None, None, 0, []
+    value_longest = 0
     if buffer is not None:
       chosen, carried, dropped = groups_lib.split_surplus(
         buffer, c.prompts_per_batch, c.surplus
@@ -345,6 +355,9 @@ def train(c, workdir: Path) -> dict:
           critic, fits = update.fit_critic(c, programs, models.critic, batch)
         models = models._replace(critic=critic)
         row |= monitor.of_critic(batch, fits)
+        loop["value_skipped"], value_longest = monitor.skipped_in_a_row(
+          loop["value_skipped"], fits
+        )
       for sample in monitor.sample_rows(
         iteration, batch, train_set, tokenizer, c.num_logged_samples
       ):
@@ -385,7 +398,9 @@ def train(c, workdir: Path) -> dict:
     bar.update()
     loop |= dict(iter=iteration, rounds=0)
     buffer, tallies = carried, None
-    problem = monitor.reason_to_stop(c, loop["empty_iters"], longest, row)
+    problem = monitor.reason_to_stop(
+      c, loop["empty_iters"], max(longest, value_longest), row
+    )
     if problem:  # the last good checkpoint stays the newest
       close()
       raise UserError(problem)
@@ -397,7 +412,7 @@ def train(c, workdir: Path) -> dict:
 
   # ---- Summary -------------------------------------------------------------
   close()
-  summary = monitor.summary(rows.read(), c, spent())
+  summary = monitor.summary(rows.read(), c, spent(), loop["value_history"])
   metrics_lib.write_json(workdir / "summary.json", summary)
   say(monitor.closing(summary, c, workdir))
   return summary
@@ -419,28 +434,3 @@ def _not_written(workdir: Path, error: Exception) -> str:
     f"a checkpoint cannot be written to {workdir} ({reason}); mend that and "
     "run the same command: it continues from the one before"
   )
-
-
-def _listen() -> tuple[threading.Event, Callable[[], None]]:
-  """An event that SIGTERM or Ctrl-C sets, and what ends the listening.
-
-  The loop looks at the event where it can save. A second signal ends the
-  process at once.
-  """
-  event = threading.Event()
-  if threading.current_thread() is not threading.main_thread():
-    return event, lambda: None  # signals reach the main thread only
-  before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-
-  def restore():
-    for number, handler in before.items():
-      signal.signal(number, handler)
-
-  def handle(*_):
-    event.set()
-    restore()
-    tqdm.write("stopping as soon as the state can be saved; again: at once")
-
-  for number in before:
-    signal.signal(number, handle)
-  return event, restore

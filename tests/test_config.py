@@ -83,7 +83,7 @@ def set_fields(**fields):
     (dict(lr_floor=0.5), ["lr_floor=0.5", "lr_decay_iters=0"]),
     (dict(model="", weights="random"), ["need a model", "smollm2"]),
     (dict(loss_agg="mean"), ["'mean'", "token_mean"]),
-    (dict(advantage="gae"), ["'gae'", "group_normalized"]),
+    (dict(advantage="gea"), ["'gea'", "group_normalized"]),
     (dict(reward_rule="exact"), ["'exact'", "symbolic"]),
     (dict(surplus="keep"), ["'keep'", "drop, carry"]),
     (dict(dtype="float16"), ["'float16'", "bfloat16"]),
@@ -103,7 +103,6 @@ def set_fields(**fields):
     (dict(max_failed_verdicts=2.0), ["max_failed_verdicts=2.0"]),
     (dict(eval_prompts_per_round=-1), ["eval_prompts_per_round=-1"]),
     (dict(overlong_cache_len=100), ["overlong_cache_len=100", "28"]),
-    (dict(filter_groups=False, prompts_per_round=16), ["prompts_per_round=16"]),
   ],
 )
 def test_bad_values_are_told_in_one_line_with_the_remedy(fields, words):
@@ -132,9 +131,9 @@ def test_unknown_variants_and_words_list_the_choices():
 
 
 LAYERS = {
-  0: "types masked",
+  0: "types masked signals",
   1: "losses advantages logprobs sampling optim sharding models rewards",
-  2: "rollout step groups packing data programs update loading",
+  2: "rollout step groups packing data compiled programs update loading",
   3: "evaluate checkpoint metrics config monitor",
   4: "train command",
 }

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 import numpy as np
 import pytest
 
-from configs import dapo
+from configs import dapo, vapo
 from dapo_jax import config as config_lib
 from dapo_jax import metrics, train
 
@@ -71,10 +71,17 @@ def test_meshes_agree(runs):
         )
 
 
-def test_every_field_is_read(runs):
+def test_every_field_is_read(runs, tmp_path):
   """A field that nothing reads is a lie."""
-  fields = set(config_lib.flat(dapo.get_config().to_dict()))
-  unread = fields - runs[2]
+  c = vapo.get_config("tiny,debug")
+  c.update(
+    iters=1, warm_steps=30, eval_greedy=False, kl_coef=0.01, entropy_target=0.5,
+    entropy_coef_step=0.01,
+  )  # fmt: skip
+  recorder = Recorder(c)
+  train.train(recorder, tmp_path)
+  fields = set(config_lib.flat(c.to_dict()))
+  unread = fields - runs[2] - recorder.read
   # run.py reads this one, to name the workdir.
   assert unread <= {"variant"}, unread
 
