@@ -49,7 +49,8 @@ def score(tokens, lengths, out, share=True):
     share_prompts=share,
   )  # fmt: skip
   rows = packing.microbatches(slots.rows, 12)
-  logprobs = jax.jit(functools.partial(step.score, forward=small.forward))(
+  logprobs_of = lambda params, rows: small.forward(params, rows)[0]
+  logprobs = jax.jit(functools.partial(step.score, forward=logprobs_of))(
     small.params(), rows, np.int32(1)
   )
   return packing.from_rows(
