@@ -195,15 +195,20 @@ def _builder(source: Source, folder: Path):
           "be chosen"
         )
       module, name = GENERATED[source.name]
-      make = getattr(importlib.import_module(module), name)
-      builder, split = make(**options), source.split
+      make, split = getattr(importlib.import_module(module), name), source.split
     else:
       from dapo_jax.data import files
 
-      config = files.configure(source)
-      builder, split = files.MathFile(config=config, **options), files.SPLIT
-    with contextlib.redirect_stdout(io.StringIO()):  # it prints at length
-      builder.download_and_prepare()
+      options["config"] = files.configure(source)
+      make, split = files.MathFile, files.SPLIT
+    builder = make(**options)
+    try:
+      with contextlib.redirect_stdout(io.StringIO()):  # it prints at length
+        builder.download_and_prepare()
+    except Exception:
+      builder = make(**options)
+      if not builder.is_prepared():  # by another process, meanwhile
+        raise
   except FileNotFoundError:
     raise
   except Exception as error:  # TFDS and Arrow have no common type for it

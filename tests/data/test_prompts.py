@@ -86,6 +86,24 @@ def test_the_own_solutions_of_a_data_set_are_right(tokenizer, tmp_path):
       assert is_equivalent(solution, answer)
 
 
+def test_two_processes_may_prepare_the_same_data(
+  tokenizer, tmp_path, monkeypatch
+):
+  plain, first = arithmetic.Arithmetic._generate_examples, True
+
+  def overtaken(self, split):
+    nonlocal first
+    if first:
+      first = False
+      load(tokenizer, tmp_path)  # the other one is done before this one
+    yield from plain(self, split)
+
+  monkeypatch.setattr(arithmetic.Arithmetic, "_generate_examples", overtaken)
+  ours = load(tokenizer, tmp_path)
+  assert not first and ours.num == 4096
+  assert ours.fingerprint() == load(tokenizer, tmp_path).fingerprint()
+
+
 def test_about_two_demonstrations_in_five_are_right(tokenizer, tmp_path):
   warm = load(tokenizer, tmp_path, "warm")
   right = np.mean(
