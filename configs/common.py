@@ -31,7 +31,7 @@ def base() -> ConfigDict:
   c.start_from = ""  # folder `start` of a run: its policy, and its critic
 
   # Supervised warm start from the data set's demonstrations; 0 steps = none
-  c.warm_steps = 0
+  c.warm_steps = 0  # of minibatch_size demonstrations
   c.warm_lr = 1e-3  # falls to 0 along the warm start
 
   # Data
