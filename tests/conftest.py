@@ -21,5 +21,10 @@ install_import_hook(
 
 import jax  # noqa: E402
 
+from dapo_jax.data.prompts import cache_dir  # noqa: E402
+
 # A wrong broadcast is an error, not a number.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# What one test has compiled, the next one and the next run of the suite read.
+jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla-tests"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
