@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 import optax
 
-from dapo_jax import logprobs as logprobs_lib
-from dapo_jax import losses, masked
+from dapo_jax import logprobs as logprobs_lib, losses, masked
 from dapo_jax.models import attention, critic, transformer
 from dapo_jax.types import (
   Metric,

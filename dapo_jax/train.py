@@ -30,25 +30,17 @@ from tqdm import tqdm
 
 from dapo_jax import (
   checkpoint,
+  config as config_lib,
   evaluate,
+  groups as groups_lib,
   loading,
   losses,
+  metrics as metrics_lib,
   monitor,
+  programs as programs_lib,
   sharding,
   signals,
   update,
-)
-from dapo_jax import (
-  config as config_lib,
-)
-from dapo_jax import (
-  groups as groups_lib,
-)
-from dapo_jax import (
-  metrics as metrics_lib,
-)
-from dapo_jax import (
-  programs as programs_lib,
 )
 from dapo_jax.config import UserError
 from dapo_jax.data import prompts

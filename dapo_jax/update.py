@@ -12,8 +12,7 @@ import jax
 from jaxtyping import Float
 import numpy as np
 
-from dapo_jax import groups as groups_lib
-from dapo_jax import packing
+from dapo_jax import groups as groups_lib, packing
 from dapo_jax.data import prompts
 from dapo_jax.data.prompts import Problems
 from dapo_jax.data.tokenizer import Tokenizer

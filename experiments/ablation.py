@@ -112,8 +112,15 @@ def make_start(c, folder: Path) -> None:
   """
   import jax
 
-  from dapo_jax import checkpoint, loading, metrics, programs, sharding, update
-  from dapo_jax import config as config_lib
+  from dapo_jax import (
+    checkpoint,
+    config as config_lib,
+    loading,
+    metrics,
+    programs,
+    sharding,
+    update,
+  )
   from dapo_jax.train import PARAMS
 
   path = folder / "config.json"  # written last: the start is complete
@@ -196,8 +203,7 @@ def run(args: argparse.Namespace, base) -> None:
     UserError: a run cannot be made; what is finished stays.
     Preempted: SIGTERM or Ctrl-C came; the state of the run is saved.
   """
-  from dapo_jax import config as config_lib
-  from dapo_jax import metrics
+  from dapo_jax import config as config_lib, metrics
   from dapo_jax.train import train
 
   ladder, out, runs, todo = args.ladder, args.out, {}, []

@@ -38,9 +38,16 @@ def evaluate(config) -> None:
   import jax
   from tqdm import tqdm
 
-  from dapo_jax import checkpoint, loading, metrics, monitor, programs, sharding
-  from dapo_jax import config as config_lib
-  from dapo_jax import evaluate as evaluate_lib
+  from dapo_jax import (
+    checkpoint,
+    config as config_lib,
+    evaluate as evaluate_lib,
+    loading,
+    metrics,
+    monitor,
+    programs,
+    sharding,
+  )
   from dapo_jax.config import UserError
   from dapo_jax.train import EVALUATE
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from configs import common, dapo, dr_grpo, grpo, ppo, vapo, vc_ppo
-from dapo_jax import checkpoint, metrics, train, update
-from dapo_jax import config as config_lib
+from dapo_jax import checkpoint, config as config_lib, metrics, train, update
 from dapo_jax.config import UserError
 
 HERE = Path(__file__).resolve().parent

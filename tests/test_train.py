@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from configs import dapo, vapo
-from dapo_jax import config as config_lib
-from dapo_jax import metrics, train
+from dapo_jax import config as config_lib, metrics, train
 
 
 class Recorder:

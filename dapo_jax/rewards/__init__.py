@@ -14,8 +14,13 @@ arithmetic (mpmath, which sympy brings along) is loaded in the workers only.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dapo_jax.rewards import integer_rule, math_answer, math_equal, paper_rule
-from dapo_jax.rewards import pool as _pool
+from dapo_jax.rewards import (
+  integer_rule,
+  math_answer,
+  math_equal,
+  paper_rule,
+  pool as _pool,
+)
 from dapo_jax.rewards.math_values import NeedsWorker
 from dapo_jax.rewards.pool import WorkerError
 from dapo_jax.rewards.shaping import outcome, overlong_penalty

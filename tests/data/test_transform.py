@@ -3,8 +3,7 @@
 import math
 import re
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 import pytest
 
 from dapo_jax.data import transform

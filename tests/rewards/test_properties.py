@@ -4,8 +4,7 @@ import contextlib
 from fractions import Fraction
 import time
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 import pytest
 
 from dapo_jax import rewards
