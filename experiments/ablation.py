@@ -6,13 +6,14 @@ overlong filtering stays on to the last row, as the table has it. Ladder
 `vapo` is VAPO (arXiv:2504.05118) and VAPO without one thing each; the paper's
 row without group sampling is not in it.
 
-All runs are made in one process, which shares what is compiled. The rows of a
-seed start from the same policy, and those with a pretrained critic from the
-same critic, so differences are paired by seed. OUT holds a workdir a run,
-with its output in log.txt, and the results: table.md, table.json,
-ablation.png; generated tokens are those of training, without evaluations and
-value pretraining. The same command continues an interrupted ablation;
-finished runs are not made again. Exit codes are those of run.py.
+All runs are made in one process, which shares what is compiled. All start from
+one policy, OUT/start, as the papers' do; the rows of a seed meet the same
+problems, and those with a pretrained critic share it: differences are paired
+by seed. OUT holds a workdir a run, with its output in log.txt, and the
+results: table.md, table.json, ablation.png; generated tokens are those of
+training, without evaluations and value pretraining. The same command continues
+an interrupted ablation; finished runs are not made again. Exit codes are those
+of run.py.
 """
 
 import argparse
@@ -35,8 +36,14 @@ from dapo_jax import command
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 
-# Fields of every row: what makes the miniature. Tune here; --set goes on top.
-TASK = dict(iters=16, eval_every_iters=4)
+# Fields of every row: what makes the miniature; --set goes on top. Sixteen
+# optimizer steps an iteration, as the paper has them: with few, nothing is
+# ever clipped. A long warm start and a short run: the rows end apart, each
+# before it is perfect, and seeds of a row end close to one another.
+TASK = dict(
+  minibatch_size=16, warm_steps=900, lr=3e-4, iters=12, lr_decay_iters=12,
+  eval_every_iters=4, eval_problems=256,
+)  # fmt: skip
 
 
 def row(name: str, paper: int, **fields) -> dict:
@@ -96,7 +103,7 @@ def config_of(base, out: Path, ladder: str, number: int, seed: int):
   first = 0 if ladder == "dapo" else number
   for of_ladder in LADDERS[ladder][first : number + 1]:
     c.update(of_ladder["fields"])
-  folder = out / f"start-seed{seed}"
+  folder = out
   if number and c.value_pretrain_iters:  # VAPO's own run has made the critic
     folder = workdir_of(out, ladder, 0, seed)
   # Absolute: another spelling of OUT is still the same config.
@@ -105,7 +112,7 @@ def config_of(base, out: Path, ladder: str, number: int, seed: int):
 
 
 def make_start(c, folder: Path) -> None:
-  """Writes `folder/start`: the policy that the rows of a seed start from.
+  """Writes `folder/start`: the policy that all runs start from.
 
   Raises:
     ValueError, FileNotFoundError: weights, data, or a start of another config.
@@ -222,10 +229,8 @@ def run(args: argparse.Namespace, base) -> None:
 
   begin = time.perf_counter()
   for done, (name, workdir, c) in enumerate(todo, 1):
-    folder, of_start = out / f"start-seed{c.seed}", copy.deepcopy(base)
-    of_start.seed = c.seed
-    with naming(name, ValueError, FileNotFoundError), logged(folder):
-      make_start(of_start, folder)
+    with naming(name, ValueError, FileNotFoundError), logged(out):
+      make_start(base, out)
     with naming(name), logged(workdir):
       summary = train(c, workdir)
     minutes = (time.perf_counter() - begin) / 60
