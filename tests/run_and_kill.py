@@ -8,11 +8,22 @@ The signal comes when MOMENT is reached for the COUNT-th time; 0 never.
 import os
 from pathlib import Path
 import signal
+import subprocess
 import sys
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "experiments"))
+
+
+def start(workdir, *args, moment="round", count=0, name="SIGKILL"):
+  """One process in the folder of its workdir; it may end by its own hand."""
+  return subprocess.run(
+    [sys.executable, __file__, moment, str(count), name, *args,
+     f"--workdir={workdir}"],
+    capture_output=True, text=True, timeout=300, cwd=workdir.parent,
+    env=os.environ | {"XLA_FLAGS": "", "GLIBC_TUNABLES": ""},
+  )  # fmt: skip
 
 
 def main():

@@ -20,6 +20,17 @@ MODEL = transformer.Transformer(CONFIG)
 P, G, LP, T = 4, 3, 6, 8  # prompts, group, prompt length, response length
 KNOBS = dict(clip_low=0.2, clip_high=0.28)
 
+# Responses that share rows: 0 = prompt or padding, else a response's number.
+RESPONSES = np.array([
+  [0, 0, 1, 1, 1, 2, 2, 2, 2, 0, 3, 3, 0, 0],
+  [1, 2, 3, 3, 4, 0, 0, 5, 5, 5, 5, 5, 5, 6],
+  [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+])  # fmt: skip
+SEGMENTS = np.cumsum(
+  np.diff(RESPONSES, axis=1, prepend=RESPONSES[:, :1]) != 0,
+  axis=1, dtype=np.int32,
+)  # fmt: skip
+
 
 @functools.cache
 def params():

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small
 
 from dapo_jax import advantages
 
@@ -199,16 +200,9 @@ def test_positions_outside_the_mask_change_nothing(lam_of, wrap):
 
 
 def test_packed_responses_are_as_if_alone():
-  # 0 = prompt or padding, else the number of a response.
-  responses = np.array([
-    [0, 0, 1, 1, 1, 2, 2, 2, 2, 0, 3, 3, 0, 0],
-    [1, 2, 3, 3, 4, 0, 0, 5, 5, 5, 5, 5, 5, 6],
-    [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
-  ])  # fmt: skip
+  responses, segments = small.RESPONSES, small.SEGMENTS
   mask = responses > 0
   rewards, values = tokens(mask)
-  starts = np.diff(responses, axis=1, prepend=responses[:, :1]) != 0
-  segments = np.cumsum(starts, axis=1, dtype=np.int32)
   lam = (0.1 + responses / 7).astype(np.float32)
   packed = rewards, values, mask, lam, segments
   # The same, one response a row.

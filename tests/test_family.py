@@ -1,20 +1,18 @@
 """Six algorithms, one program: every config, by the same tests."""
 
 import json
-import os
 from pathlib import Path
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import run_and_kill
 
 from configs import common, dapo, dr_grpo, grpo, ppo, vapo, vc_ppo
 from dapo_jax import checkpoint, config as config_lib, metrics, train, update
 from dapo_jax.config import UserError
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 ALGORITHMS = dict(
   dapo=dapo, grpo=grpo, dr_grpo=dr_grpo, ppo=ppo, vc_ppo=vc_ppo, vapo=vapo
 )
@@ -179,20 +177,16 @@ def test_two_steps_learn_and_a_resumed_run_is_the_same(
 
 
 ARGS = (
-  f"--config={HERE.parent}/configs/vapo.py:tiny,debug",
+  f"--config={ROOT}/configs/vapo.py:tiny,debug",
   "--config.warm_steps=40", "--config.eval_problems=8", "--config.iters=1",
   "--config.eval_greedy=False", "--config.kl_coef=0.01",
 )  # fmt: skip
 
 
 def run(workdir, moment="round", count=0, name="SIGKILL", extra=()):
-  """One process; it may end by its own hand."""
-  return subprocess.run(
-    [sys.executable, HERE / "run_and_kill.py", moment, str(count), name,
-     *ARGS, *extra, f"--workdir={workdir}"],
-    capture_output=True, text=True, timeout=300,
-    env=os.environ | {"XLA_FLAGS": "", "GLIBC_TUNABLES": ""},
-  )  # fmt: skip
+  return run_and_kill.start(
+    workdir, *ARGS, *extra, moment=moment, count=count, name=name
+  )
 
 
 def test_the_start_of_a_run_starts_others(tmp_path):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.test_util import check_grads
 import numpy as np
 import pytest
+import small
 
 from dapo_jax import losses, masked
 from dapo_jax.advantages import group_normalized
@@ -365,15 +366,8 @@ def test_gspo_has_one_ratio_a_response():
 
 @OBJECTIVES
 def test_packed_responses_are_as_if_alone(objective):
-  # 0 = prompt or padding, else the number of a response.
-  responses = np.array([
-    [0, 0, 1, 1, 1, 2, 2, 2, 2, 0, 3, 3, 0, 0],
-    [1, 2, 3, 3, 4, 0, 0, 5, 5, 5, 5, 5, 5, 6],
-    [1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
-  ])  # fmt: skip
+  responses, segments = small.RESPONSES, small.SEGMENTS
   mask = responses > 0
-  starts = np.diff(responses, axis=1, prepend=responses[:, :1]) != 0
-  segments = np.cumsum(starts, axis=1, dtype=np.int32)
   rng = np.random.default_rng(3)
   old = rng.normal(-1, 0.3, mask.shape).astype(np.float32)
   logprobs = (old + rng.normal(0, 0.3, mask.shape)).astype(np.float32)

@@ -1,25 +1,23 @@
 """Interrupted = uninterrupted, bit by bit, wherever the process is killed."""
 
 import json
-import os
 from pathlib import Path
 import shutil
 import signal
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import run_and_kill
 
 from dapo_jax.metrics import MEASURED_SUFFIXES
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 # Rounds of 6 prompts for a batch of 8 groups: every iteration fills its buffer
 # bit by bit; surplus groups are carried over, and checkpoints skip iterations.
 ARGS = (
-  f"--config={HERE.parent}/configs/dapo.py:tiny,debug",
+  f"--config={ROOT}/configs/dapo.py:tiny,debug",
   "--config.iters=4", "--config.prompts_per_round=6", "--config.max_rounds=8",
   "--config.surplus=carry", "--config.checkpoint_every_iters=2",
   "--config.eval_every_iters=2", "--config.warm_steps=120",
@@ -27,14 +25,9 @@ ARGS = (
 
 
 def run(workdir, moment="round", count=0, name="SIGKILL", extra=()):
-  """One process; it may end by its own hand."""
-  return subprocess.run(
-    [sys.executable, HERE / "run_and_kill.py", moment, str(count), name,
-     *ARGS, *extra, f"--workdir={workdir}"],
-    capture_output=True, text=True, timeout=300,
-    env=os.environ | {"XLA_FLAGS": "", "GLIBC_TUNABLES": ""},
-    cwd=workdir.parent,
-  )  # fmt: skip
+  return run_and_kill.start(
+    workdir, *ARGS, *extra, moment=moment, count=count, name=name
+  )
 
 
 def rows(workdir):
