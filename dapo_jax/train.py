@@ -271,6 +271,11 @@ def train(c, workdir: Path) -> dict:
         loop["value_history"], c.value_settle_iters, c.value_settle_tol
       )
     )
+    if loop["value_done"]:
+      # All that stays of the stage is the weights, as with `start_from`.
+      loop["position"] = 0
+      models = models._replace(critic=programs.critic.init_state(critic.params))
+    del critic
     seconds, row["recompilations"] = phase.take()
     row |= seconds | {"iter_sec": time.perf_counter() - iter_start}
     value_rows.write(row)

@@ -238,8 +238,8 @@ def _weights(c, programs: Programs, lengths, keep):
   mask = np.zeros((c.minibatch_size, c.max_response_len), bool)
   mask[: len(lengths)] = np.arange(c.max_response_len) < lengths[:, None]
   mask[: len(lengths)] &= keep[:, None]
-  weights, divisor = programs.loss_weights(mask)
-  return *(np.asarray(x)[: len(lengths)] for x in (mask, weights)), divisor
+  weights, divisor = jax.device_get(programs.loss_weights(mask))
+  return *(x[: len(lengths)] for x in (mask, weights)), divisor
 
 
 def _step(c, run: Callable, state, slots, targets, lengths, divisor):

@@ -357,7 +357,7 @@ def picture(path: Path, ladder: str, found: Runs) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
   except ImportError:
     print("no picture, it needs matplotlib: pip install matplotlib")
     return
@@ -374,6 +374,8 @@ def picture(path: Path, ladder: str, found: Runs) -> None:
         axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
       axis.set_title(title, fontsize=10)
       axis.set_xlabel("generated tokens" if by_tokens else "optimizer steps")
+      axis.xaxis.set_major_locator(ticker.MaxNLocator(6))
+      axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
       axis.grid(alpha=0.3)
   labels = axes[0][0].get_legend_handles_labels()
   figure.legend(*labels, loc="lower center", ncols=4, fontsize=8)
