@@ -1,0 +1,172 @@
+"""What an optimizer step is given: every target of every token."""
+
+import numpy as np
+import pytest
+
+from configs import vapo
+from dapo_jax import (
+  groups as groups_lib,
+  packing,
+  programs as programs_lib,
+  sharding,
+  update,
+)
+from dapo_jax.groups import Groups
+from dapo_jax.models import variants
+from dapo_jax.types import Targets
+
+NUM_GROUPS = 6  # minibatches of 4 groups: the second one is half full
+ENTROPY_COEF = 0.3
+
+
+def config(**fields):
+  c = vapo.get_config("tiny,debug")
+  c.update(dict(overlong_filter=True, entropy_coef=ENTROPY_COEF) | fields)
+  return c
+
+
+def make_groups(c, all_wrong=False):
+  """Random groups; some responses truncated, some correct, some both."""
+  rng = np.random.default_rng(0)
+  n, size, limit = NUM_GROUPS, c.group_size, c.max_response_len
+  lengths = rng.integers(1, limit + 1, (n, size)).astype(np.int32)
+  is_truncated = rng.random((n, size)) < 0.3
+  lengths[is_truncated] = limit
+  logprobs = rng.normal(-2, 1, (n, size, limit)).astype(np.float32)
+  return Groups(
+    prompt_tokens=rng.integers(0, 9, (n, c.max_prompt_len)).astype(np.int32),
+    prompt_len=rng.integers(1, c.max_prompt_len + 1, n).astype(np.int32),
+    uid=np.arange(n, dtype=np.int32),
+    index=np.arange(n, dtype=np.int32),
+    tokens=rng.integers(0, 9, (n, size, limit)).astype(np.int32),
+    rollout_logprobs=logprobs,
+    old_logprobs=logprobs + 0.1,
+    response_len=lengths,
+    is_truncated=is_truncated,
+    is_correct=(rng.random((n, size)) < 0.4) & (not all_wrong),
+    is_scored=np.ones(n, bool),
+  )
+
+
+def make_batch(groups):
+  rng = np.random.default_rng(1)
+  draw = lambda: rng.normal(size=groups.tokens.shape).astype(np.float32)
+  n, size = groups.response_len.shape
+  zeros = np.zeros((n, size), np.float32)
+  return update.Batch(groups, zeros, zeros, draw(), draw(), draw(), draw(), {})
+
+
+def given(c, name, groups):
+  """The steps that `update.NAME` makes: minibatch, targets [B, T], divisor."""
+  mesh = sharding.make_mesh(dict(data=-1, fsdp=1, tensor=1))
+  model_config = variants.MODELS["tiny"]
+  programs = programs_lib.build(c, model_config, mesh, (1,))
+  parts, steps = list(update.minibatches(c, groups.num)), []
+
+  def capture(state, rows, targets, divisor, num_microbatches):
+    del rows, num_microbatches
+    some = groups_lib.take(groups, parts[len(steps)])
+    slots = update._pack(c, programs, some)
+    lengths = some.response_len.reshape(-1)
+    found = {
+      key: packing.from_rows(
+        np.asarray(x).reshape(slots.rows.tokens.shape), lengths,
+        c.max_response_len, slots,
+      )
+      for key, x in targets._asdict().items() if x is not None
+    }  # fmt: skip
+    steps.append((some, found, float(divisor)))
+    return state, {}
+
+  batch = make_batch(groups)
+  if name == "update":
+    programs = programs._replace(train_step=capture)
+    update.update(c, programs, None, batch, ENTROPY_COEF)
+  else:
+    critic = programs.critic._replace(train_step=capture)
+    update.fit_critic(c, programs._replace(critic=critic), None, batch)
+  assert [some.num for some, *_ in steps] == [4, 2]
+  return steps
+
+
+@pytest.mark.parametrize("overlong_filter", [True, False])
+def test_every_token_has_the_weights_of_its_terms(overlong_filter):
+  c = config(overlong_filter=overlong_filter)
+  groups = make_groups(c)
+  dropped = 0
+  for some, found, divisor in given(c, "update", groups):
+    lengths, is_correct, is_truncated = (
+      x.reshape(-1)
+      for x in (some.response_len, some.is_correct, some.is_truncated)
+    )
+    # Token by token, as the terms are defined.
+    tokens = positives = 0
+    mask = np.zeros((len(lengths), c.max_response_len), bool)
+    for i, length in enumerate(lengths):
+      if overlong_filter and is_truncated[i]:
+        dropped += 1
+        continue
+      mask[i, :length] = True
+      tokens += length
+      positives += length * is_correct[i]
+    np.testing.assert_array_equal(found["loss_mask"], mask)
+    # The token mean: every token once, of all that count.
+    assert divisor == tokens
+    np.testing.assert_array_equal(found["loss_weight"], mask)
+    # The bonus is per token too.
+    np.testing.assert_allclose(found["entropy_weight"], ENTROPY_COEF * mask)
+    # μ times the mean over the tokens of correct responses.
+    expected = c.ntp_coef * mask * is_correct[:, None] / positives
+    np.testing.assert_allclose(
+      found["ntp_weight"] / divisor, expected, rtol=1e-6
+    )
+  assert (dropped > 0) == overlong_filter
+
+
+def test_old_logprobs_advantages_and_reference_stand_on_their_tokens():
+  c = config(kl_coef=0.1, kl_in="loss")
+  groups = make_groups(c)
+  batch, start = make_batch(groups), 0
+  for some, found, _ in given(c, "update", groups):
+    valid = np.arange(c.max_response_len) < some.response_len[..., None]
+    part = slice(start, start + some.num)
+    for key, values in (
+      ("old_logprobs", groups.old_logprobs),
+      ("advantages", batch.advantages),
+      ("ref_logprobs", batch.ref_logprobs),
+    ):
+      np.testing.assert_array_equal(
+        found[key].reshape(valid.shape), np.where(valid, values[part], 0)
+      )
+    start += some.num
+
+
+def test_terms_that_are_off_are_not_there():
+  c = config(ntp_coef=0.0, entropy_coef=0.0)
+  for _, found, _ in given(c, "update", make_groups(c)):
+    off = {"ref_logprobs", "entropy_weight", "ntp_weight"}
+    assert set(found) == set(Targets._fields) - off
+
+
+def test_nothing_correct_is_no_division_by_zero():
+  c = config()
+  for _, found, _ in given(c, "update", make_groups(c, all_wrong=True)):
+    assert not found["ntp_weight"].any()
+
+
+def test_the_critic_learns_from_truncated_responses_too():
+  c = config(overlong_filter=True)
+  groups = make_groups(c)
+  batch, start = make_batch(groups), 0
+  assert groups.is_truncated.any()
+  for some, found, divisor in given(c, "fit_critic", groups):
+    lengths = some.response_len.reshape(-1)
+    mask = np.arange(c.max_response_len) < lengths[:, None]
+    assert divisor == mask.sum()
+    np.testing.assert_array_equal(found["loss_mask"], mask)
+    for key, values in (
+      ("old_values", batch.values), ("returns", batch.returns)
+    ):  # fmt: skip
+      expected = values[start : start + some.num].reshape(mask.shape)
+      np.testing.assert_array_equal(found[key], np.where(mask, expected, 0))
+    start += some.num
