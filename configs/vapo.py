@@ -1,8 +1,10 @@
 """VAPO (arXiv:2504.05118).
 
 Reading: λ = 1 - 1 / (α|y|) looks α|y| tokens ahead, with the paper's α = 0.05
-a thousand at 20,000 tokens, and none at all up to 20. The variants with such
-short responses take 0.5.
+a thousand at 20,000 tokens, and none at all up to 20. Configs with responses
+that short, shrunk ones too, take 0.5. The 50 steps of value pretraining are
+taken as iterations, as the learning rates' warm-up is counted, and the critic's
+warm-up begins again behind it.
 """
 
 from configs import common

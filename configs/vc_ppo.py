@@ -1,7 +1,8 @@
 """VC-PPO (arXiv:2503.01491): a pretrained critic and decoupled GAE.
 
 Reading: batches, clip and learning rates are not given there; they are those
-of the same authors' PPO baseline. Value pretraining takes about 100 steps.
+of the same authors' PPO baseline. The about 100 steps of value pretraining are
+taken as iterations, at most, and it ends before where nothing is gained.
 """
 
 from configs import common

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 from pathlib import Path
 
 from dapo_jax import rewards
@@ -112,7 +113,7 @@ def _check_ranges(c) -> None:
     "value_pretrain_iters", "value_settle_iters", "value_settle_tol",
   )  # fmt: skip
   for field in not_negative:
-    if not c[field] >= 0:
+    if not 0 <= c[field] < math.inf:
       raise UserError(f"{field}={c[field]} must be a number, not negative")
   if c.seed >= 2**32:
     raise UserError(f"seed={c.seed} must be less than 2^32 = {2**32}")
@@ -141,9 +142,9 @@ def _check_ranges(c) -> None:
     )
   if not 0 < c.eval_top_p <= 1:
     raise UserError(f"eval_top_p={c.eval_top_p} must be in (0, 1]")
-  if c.clip_low >= 1:
+  if c.clip_low >= 1 and c.objective != "cispo":
     raise UserError(f"clip_low={c.clip_low} must be less than 1")
-  if c.dual_clip and c.dual_clip <= 1:
+  if c.dual_clip and not c.dual_clip > 1:
     raise UserError(f"dual_clip={c.dual_clip} must be more than 1, or 0 = off")
   if c.overlong_punish and c.overlong_cache_len > c.max_response_len:
     raise UserError(
@@ -173,6 +174,11 @@ def _check_switches(c) -> None:
     raise UserError(
       f"value_pretrain_iters={c.value_pretrain_iters}, but advantage="
       f"{c.advantage!r} has no critic; take advantage='gae', or 0"
+    )
+  if c.critic_weights and c.advantage != "gae":
+    raise UserError(
+      f"critic_weights={c.critic_weights!r}, but advantage={c.advantage!r} has "
+      "no critic; take advantage='gae', or leave them out"
     )
 
 

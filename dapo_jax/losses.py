@@ -100,7 +100,7 @@ def clipped_is_policy_loss(
   """-stop(clip(r, 1 - ε_low, 1 + ε_high)) A log π: no token loses its gradient.
 
   CISPO eq. (4-5), arXiv:2506.13585: the importance weight is clipped, not the
-  update. Its ε_low is 1 there in effect (no lower limit).
+  update. Without a lower limit, as there: clip_low = 1.
 
   Args and returns as in `policy_loss`; `dual_clip` must be 0.
   """
@@ -110,8 +110,9 @@ def clipped_is_policy_loss(
   advantages = jax.lax.stop_gradient(advantages)
   weight = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
   loss = jnp.where(response_mask, weight * advantages, 0.0)
+  # Weights are clipped whatever the sign of A.
   return loss * nll(logprobs, response_mask), _ratio_metrics(
-    ratio, advantages, response_mask, clip_low, clip_high
+    ratio, ratio > 1.0 + clip_high, ratio < 1.0 - clip_low, response_mask
   )
 
 
@@ -134,14 +135,13 @@ def _clipped_surrogate(
       advantages < 0, jnp.maximum(objective, floor), objective
     )
   loss = jnp.where(response_mask, -objective, 0.0)
-  return loss, _ratio_metrics(
-    jax.lax.stop_gradient(ratio), advantages, response_mask, clip_low, clip_high
-  )
-
-
-def _ratio_metrics(ratio, advantages, response_mask, clip_low, clip_high):
+  ratio = jax.lax.stop_gradient(ratio)
   is_high = (ratio > 1.0 + clip_high) & (advantages > 0)
   is_low = (ratio < 1.0 - clip_low) & (advantages < 0)
+  return loss, _ratio_metrics(ratio, is_high, is_low, response_mask)
+
+
+def _ratio_metrics(ratio, is_high, is_low, response_mask):
   share = lambda x: masked.metric(x.astype(ratio.dtype), response_mask)
   return {
     "ratio_mean": masked.metric(ratio, response_mask),

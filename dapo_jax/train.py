@@ -105,7 +105,12 @@ def train(c, workdir: Path) -> dict:
         )
       params, critic_params = _start(c, programs, key_for, read_weights)
       critic_body = None
-      if programs.critic and c.critic_weights:
+      if c.critic_weights and critic_params is not None:
+        raise ValueError(
+          f"start_from={c.start_from!r} holds a critic; leave critic_weights="
+          f"{c.critic_weights!r} out"
+        )
+      if c.critic_weights:
         critic_body = loading.load_critic_body(c, model_config)
       if c.warm_steps and not c.start_from:
         say(f"warm start {c.warm_steps} supervised steps on demonstrations")
@@ -239,18 +244,19 @@ def train(c, workdir: Path) -> dict:
   terminated, stop_listening = signals.listen()
 
   # ---- Value pretraining: a fixed policy, Monte-Carlo returns --------------
-  weights, value_rows, value_boards = None, None, None
+  value_rows, value_boards = None, None
   while not loop["value_done"]:
     number, iter_start = loop["value_iter"] + 1, time.perf_counter()
     if terminated.is_set():
       stop_here(f"behind iteration {number - 1} of value pretraining")
-    if weights is None:
-      weights = programs.to_rollout(models.policy.params)
+    if value_rows is None:
       value_rows = metrics_lib.JsonLines(workdir / VALUE_METRICS, number)
       value_boards = metrics_lib.Boards(
         workdir, c.to_dict(), number, wandb=False, name="value"
       )
+    weights = programs.to_rollout(models.policy.params)
     found, _ = sample_round(weights, jax.random.fold_in(key_for(VALUE), number))
+    del weights  # the update needs the memory
     found = groups_lib.take(found, slice(c.prompts_per_batch))
     with phase("value_score"):
       batch = update.prepare_values(c, programs, models.critic, found)
@@ -287,7 +293,6 @@ def train(c, workdir: Path) -> dict:
       raise UserError(problem)
     if loop["value_done"] or number % c.checkpoint_every_iters == 0:
       save()
-  del weights
   if value_rows:
     value_rows.close()
     value_boards.close()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 import signal
 
@@ -143,7 +144,8 @@ def test_two_steps_learn_and_a_resumed_run_is_the_same(
     if c.kl_coef:
       assert row["kl"] > 0
     if c.ntp_coef:
-      assert row["ntp_loss"] >= 0
+      # The mean over tokens of correct responses: 0 if there are none.
+      assert (row["ntp_loss"] > 0) == (row["accuracy"] > 0)
   after = leaves(tmp_path / "whole")
   first = tmp_path / "whole/checkpoints/0"
   before = checkpoint.ocp.StandardCheckpointer().restore(first / "state")
@@ -288,6 +290,15 @@ def test_policy_and_critic_start_from_folders(tmp_path):
     (dict(kl_estimator="k4"), ["kl_estimator='k4'", "k3"]),
     (dict(kl_in="both"), ["kl_in='both'", "reward"]),
     (dict(objective="cispo", dual_clip=10.0), ["dual_clip=10.0", "cispo"]),
+    (dict(clip_low=1.0), ["clip_low=1.0", "less than 1"]),
+    (dict(dual_clip=math.nan), ["dual_clip=nan", "more than 1"]),
+    (dict(critic_lr=math.inf), ["critic_lr=inf"]),
+    (
+      dict(
+        advantage="group_centered", value_pretrain_iters=0, critic_weights="x"
+      ),
+      ["critic_weights='x'", "no critic"],
+    ),
     (dict(tis_limit=0.5), ["tis_limit=0.5", "at least 1"]),
     (dict(tis_mode="drop"), ["tis_mode='drop'", "truncate"]),
     (dict(entropy_target=0.3), ["entropy_target=0.3", "set both"]),
@@ -306,3 +317,9 @@ def test_bad_values_are_told_in_one_line_with_the_remedy(fields, words):
     config_lib.check(c)
   for word in words:
     assert word in str(error.value)
+
+
+def test_cispo_may_do_without_a_lower_limit():
+  c = grpo.get_config("tiny")
+  c.update(objective="cispo", clip_low=1.0)
+  config_lib.check(c)

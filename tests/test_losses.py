@@ -436,7 +436,10 @@ def test_cispo_clips_the_weight_and_never_the_gradient(
   logprobs = old + jnp.log(floats(ratio))
   args = old, floats(advantage), everywhere(old)
   knobs = dict(clip_low=low, clip_high=0.28)
-  loss, _ = losses.clipped_is_policy_loss(logprobs, *args, **knobs)
+  loss, metrics = losses.clipped_is_policy_loss(logprobs, *args, **knobs)
+  # Clipped weights count whatever the sign of A.
+  assert metrics["clip_frac_high"].value() == (ratio > 1.28)
+  assert metrics["clip_frac_low"].value() == (ratio < 1 - low)
   expected = -weight * advantage * np.log(0.3 * ratio)
   np.testing.assert_allclose(loss, [[expected]], rtol=1e-5)
   grad = jax.grad(objective_of("cispo", **knobs))(logprobs, *args)

@@ -258,6 +258,7 @@ def test_no_token_to_learn_from_leaves_everything_as_it_is():
 
 def test_any_fill_runs_in_one_program():
   optimizer = adamw()
+  chex.clear_trace_counter()
   traced = chex.assert_max_traces(step.train_step, n=1)
   program = jax.jit(
     functools.partial(traced, objective=small.objective, optimizer=optimizer)

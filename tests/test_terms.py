@@ -260,6 +260,32 @@ def test_eight_devices_are_one():
     )
 
 
+@pytest.mark.parametrize("name", ["policy", "value"])
+def test_any_fill_of_all_terms_is_one_trace(name):
+  chex.clear_trace_counter()
+  traced = chex.assert_max_traces(step.train_step, n=1)
+  objective, params = policy_objective("clip", "k3"), small.params()
+  if name == "value":
+    objective, params = value_objective, critic_params()
+  program = jax.jit(
+    functools.partial(traced, objective=objective, optimizer=OPTIMIZER)
+  )
+  state = TrainState(jnp.int32(0), params, OPTIMIZER.init(params))
+  for lengths in (None, np.ones(12, int), np.zeros(12, int)):
+    b = small.batch(response_len=lengths)
+    more = extras(b)
+    targets = ValueTargets(
+      more["values"], more["returns"], more["mask"], more["weight"]
+    )
+    if name == "policy":
+      targets = Targets(
+        b["old_logprobs"], b["advantages"], more["mask"], more["weight"],
+        more["ref_logprobs"], more["entropy_weight"], more["ntp_weight"],
+      )  # fmt: skip
+    rows, targets, used = laid_out(b, targets, LAYOUTS[1])
+    program.trace(state, rows, targets, np.float32(more["mask"].sum()), used)
+
+
 def test_segments_number_prompts_and_responses():
   b = small.batch(response_len=np.full(12, 2))
   rows, *_ = laid_out(b, extras(b)["mask"], LAYOUTS[1])

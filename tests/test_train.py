@@ -74,7 +74,7 @@ def test_every_field_is_read(runs, tmp_path):
   """A field that nothing reads is a lie."""
   c = vapo.get_config("tiny,debug")
   c.update(
-    iters=1, warm_steps=30, eval_greedy=False, kl_coef=0.01, entropy_target=0.5,
+    iters=2, warm_steps=30, eval_greedy=False, kl_coef=0.01, entropy_target=9.0,
     entropy_coef_step=0.01,
   )  # fmt: skip
   recorder = Recorder(c)
@@ -83,6 +83,9 @@ def test_every_field_is_read(runs, tmp_path):
   unread = fields - runs[2] - recorder.read
   # run.py reads this one, to name the workdir.
   assert unread <= {"variant"}, unread
+  # A target above all entropies: the bonus rises from iteration to iteration.
+  found = [r["entropy_coef"] for r in rows(tmp_path)[1:]]
+  assert found == [0.0, 0.01]
 
 
 def test_a_second_compilation_in_a_phase_is_counted():

@@ -1,9 +1,11 @@
 """What an optimizer step is given: every target of every token."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import vapo
+from configs import grpo, vapo
 from dapo_jax import (
   groups as groups_lib,
   packing,
@@ -13,7 +15,7 @@ from dapo_jax import (
 )
 from dapo_jax.groups import Groups
 from dapo_jax.models import variants
-from dapo_jax.types import Targets
+from dapo_jax.types import Targets, TrainState
 
 NUM_GROUPS = 6  # minibatches of 4 groups: the second one is half full
 ENTROPY_COEF = 0.3
@@ -61,10 +63,11 @@ def given(c, name, groups):
   mesh = sharding.make_mesh(dict(data=-1, fsdp=1, tensor=1))
   model_config = variants.MODELS["tiny"]
   programs = programs_lib.build(c, model_config, mesh, (1,))
-  parts, steps = list(update.minibatches(c, groups.num)), []
+  parts, steps, kinds = list(update.minibatches(c, groups.num)), [], []
 
-  def capture(state, rows, targets, divisor, num_microbatches):
-    del rows, num_microbatches
+  def capture(*args):
+    state, _, targets, divisor, _ = args
+    kinds.append(jax.tree.map(jax.typeof, args[1:]))
     some = groups_lib.take(groups, parts[len(steps)])
     slots = update._pack(c, programs, some)
     lengths = some.response_len.reshape(-1)
@@ -86,6 +89,8 @@ def given(c, name, groups):
     critic = programs.critic._replace(train_step=capture)
     update.fit_critic(c, programs._replace(critic=critic), None, batch)
   assert [some.num for some, *_ in steps] == [4, 2]
+  # The smaller one is the same to the compiler.
+  assert kinds[0] == kinds[1]
   return steps
 
 
@@ -170,3 +175,71 @@ def test_the_critic_learns_from_truncated_responses_too():
       expected = values[start : start + some.num].reshape(mask.shape)
       np.testing.assert_array_equal(found[key], np.where(mask, expected, 0))
     start += some.num
+
+
+def programs_of(c):
+  """Programs whose models answer with fixed numbers, by params' name."""
+  mesh = sharding.make_mesh(dict(data=-1, fsdp=1, tensor=1))
+  made = programs_lib.build(c, variants.MODELS["tiny"], mesh, (1,))
+  constant = lambda params, rows, _: np.where(rows.response_mask, params, 0.0)
+  made = made._replace(score=constant)
+  if made.critic:
+    made = made._replace(critic=made.critic._replace(score=constant))
+  return made
+
+
+def state_of(params):
+  return TrainState(jnp.int32(0), params, ())
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_a_kl_is_in_the_loss_or_in_the_reward(kl_in):
+  c = grpo.get_config("tiny,debug")
+  c.update(kl_in=kl_in, kl_coef=0.5, kl_estimator="k3")
+  groups = make_groups(c)
+  models = update.Models(state_of(-1.0), reference=np.float32(-1.7))
+  batch = update.prepare(c, programs_of(c), models, groups)
+  valid = np.arange(c.max_response_len) < groups.response_len[..., None]
+  np.testing.assert_allclose(batch.ref_logprobs, np.where(valid, -1.7, 0))
+  rewards = np.where(groups.is_correct, 1.0, -1.0)
+  if kl_in == "reward":
+    d = np.where(valid, -1.7 - groups.old_logprobs, 0.0)
+    rewards -= 0.5 * (np.exp(d) - d - 1).sum(-1)
+  centered = rewards - rewards.mean(1, keepdims=True)
+  expected = centered / (rewards.std(1, keepdims=True) + 1e-6)
+  np.testing.assert_allclose(batch.advantages[..., 0], expected, rtol=1e-4)
+  assert ("kl" in batch.metrics) == (kl_in == "reward")
+  assert ("ref_logprobs" in given(c, "update", groups)[0][1]) == (
+    kl_in == "loss"
+  )
+
+
+def test_value_pretraining_learns_monte_carlo_returns():
+  c = config(lam_critic=0.5, lam_actor=0.5, lam_alpha=0.0)
+  groups = make_groups(c)
+  programs, critic = programs_of(c), state_of(0.25)
+  batch = update.prepare_values(c, programs, critic, groups)
+  valid = np.arange(c.max_response_len) < groups.response_len[..., None]
+  outcome = np.where(groups.is_correct, 1.0, -1.0)[..., None]
+  np.testing.assert_allclose(batch.returns, np.where(valid, outcome, 0))
+  np.testing.assert_allclose(batch.values, np.where(valid, 0.25, 0))
+  # In the iterations λ is the config's.
+  models = update.Models(state_of(-1.0), critic)
+  batch = update.prepare(c, programs, models, groups)
+  to_go = groups.response_len[..., None] - 1 - np.arange(c.max_response_len)
+  expected = 0.5**to_go * outcome + (1 - 0.5**to_go) * 0.25
+  np.testing.assert_allclose(
+    batch.returns, np.where(valid, expected, 0), rtol=1e-5, atol=1e-6
+  )
+
+
+def test_the_importance_weight_is_on_the_advantages():
+  c = config(tis_limit=1.05, kl_coef=0.0)
+  groups = make_groups(c)  # trainer and sampler differ by e^0.1 > 1.05
+  models = update.Models(state_of(-1.0), state_of(0.0))
+  plain = update.prepare(config(), programs_of(c), models, groups)
+  c_programs = programs_of(c)
+  batch = update.prepare(c, c_programs, models, groups)
+  np.testing.assert_allclose(
+    batch.advantages, 1.05 * plain.advantages, rtol=1e-5
+  )
