@@ -87,7 +87,7 @@ def base() -> ConfigDict:
   c.tis_mode = "truncate"  # the weight at C, or "mask" tokens beyond 1/C .. C
 
   # Critic, for advantage "gae"
-  c.critic_weights = ""  # as weights; "": the policy's body
+  c.critic_weights = ""  # as weights, or a reward model; "": the policy's body
   c.critic_lr = 2e-6  # after the same warm-up, constant
   c.clip_value = 0.0  # ε of the value clip; 0 = off
   c.value_pretrain_iters = 0  # rounds of a fixed policy at λ = 1; 0 = none

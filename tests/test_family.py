@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import run_and_kill
+import safetensors.numpy
 
 from configs import common, dapo, dr_grpo, grpo, ppo, vapo, vc_ppo
 from dapo_jax import checkpoint, config as config_lib, metrics, train, update
@@ -249,6 +250,14 @@ def test_policy_and_critic_start_from_folders(tmp_path):
       tmp_path / name, shape, given[name], ml_dtypes.bfloat16,
       tokenizer=tokenizer if name == "policy" else None,
     )  # fmt: skip
+  # The critic's is a reward model: a score instead of a vocabulary's head.
+  path = tmp_path / "critic/model.safetensors"
+  tensors = safetensors.numpy.load_file(path)
+  tensors["score.weight"] = np.ones((1, tiny.width), ml_dtypes.bfloat16)
+  safetensors.numpy.save_file(tensors, path)
+  raw = json.loads((tmp_path / "critic/config.json").read_text())
+  raw["tie_word_embeddings"] = False
+  (tmp_path / "critic/config.json").write_text(json.dumps(raw))
   c = ppo.get_config("tiny,debug")
   c.update(
     model="", weights=str(tmp_path / "policy"), warm_steps=0, iters=1,

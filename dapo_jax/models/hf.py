@@ -210,12 +210,15 @@ class _Tensors:
     return self._files[name].get_tensor(name)
 
 
-def load(folder: str | Path, dtype: Any = None) -> tuple[ModelConfig, dict]:
+def load(
+  folder: str | Path, dtype: Any = None, *, body_only: bool = False
+) -> tuple[ModelConfig, dict]:
   """Reads dimensions and weights of a Hugging Face folder.
 
   Args:
     folder: holds config.json and model.safetensors or its shards.
     dtype: of the arrays; the files' own if not given.
+    body_only: leave out any head, of a vocabulary or of a reward model.
 
   Returns:
     The dimensions, and the parameters as a tree of numpy arrays.
@@ -237,7 +240,9 @@ def load(folder: str | Path, dtype: Any = None) -> tuple[ModelConfig, dict]:
     "embed": read(_EMBED, embed_shape),
     "norm": read(_NORM, (config.width,)),
   }
-  if not config.tied_head:
+  if body_only:
+    tensors.left -= {_HEAD, "score.weight", "score.bias"}
+  elif not config.tied_head:
     params["head"] = np.ascontiguousarray(read(_HEAD, embed_shape).T)
   # Some writers store the shared matrix twice.
   elif _HEAD in tensors.left and not np.array_equal(
