@@ -37,8 +37,6 @@ def main():
     "kept": (groups, "join", True),
     "optimizer_step": (update.packing, "to_rows", True),
     "row_written": (metrics.Boards, "write", True),  # right behind the row
-    "value_row": (monitor, "value_line", True),
-    "to_rows": (update.packing, "to_rows", True),
     "before_save": (checkpoint.Checkpoints, "save", False),
     "saving": (checkpoint.Checkpoints, "save", True),
   }[moment]

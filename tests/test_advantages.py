@@ -10,6 +10,8 @@ import small
 
 from dapo_jax import advantages
 
+batch_normalized = jax.jit(advantages.batch_normalized, static_argnames="gamma")
+
 
 def rewards(correct, group_size=16):
   """One group with the first `correct` responses right."""
@@ -238,7 +240,7 @@ def test_no_token_has_no_advantage():
   for of_tokens in (advantages.gae, advantages.lambda_returns):
     out = of_tokens(nothing, nothing, mask, gamma=1.0, lam=0.95)
     np.testing.assert_array_equal(out, np.zeros((2, 5)))
-  out = advantages.batch_normalized(nothing, mask, gamma=1.0)
+  out = batch_normalized(nothing, mask, gamma=1.0)
   np.testing.assert_array_equal(out, np.zeros((2, 5)))
 
 
@@ -264,7 +266,7 @@ def test_batch_normalized_by_hand():
   # Tokens 1, -1, -1, -1: mean -1/2, variance 3/4.
   mask = jnp.array([[True, False, False], [True, True, True]])
   rewards = jnp.array([[1.0, jnp.nan, jnp.nan], [0.0, 0.0, -1.0]])
-  out = advantages.batch_normalized(rewards, mask, gamma=1.0)
+  out = batch_normalized(rewards, mask, gamma=1.0)
   a, b = 1.5 / np.sqrt(0.75), -0.5 / np.sqrt(0.75)
   np.testing.assert_allclose(out, [[a, 0, 0], [b, b, b]], rtol=1e-6)
 
@@ -272,7 +274,7 @@ def test_batch_normalized_by_hand():
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_batch_normalized_has_mean_zero_and_std_one_over_tokens(gamma):
   rewards, _ = tokens(MASKS)
-  out = advantages.batch_normalized(*on_device(rewards, MASKS), gamma=gamma)
+  out = batch_normalized(*on_device(rewards, MASKS), gamma=gamma)
   out = np.asarray(out, np.float64)
   np.testing.assert_allclose(out[MASKS].mean(), 0, atol=1e-6)
   np.testing.assert_allclose(out[MASKS].std(), 1, rtol=1e-6)
@@ -287,8 +289,8 @@ def test_batch_normalized_has_mean_zero_and_std_one_over_tokens(gamma):
 def test_batch_normalized_ignores_padding_and_empty_responses():
   rewards, _ = tokens(MASKS)
   wide = lambda x, fill: np.pad(x, ((2, 3), (1, 4)), constant_values=fill)
-  out = advantages.batch_normalized(*on_device(rewards, MASKS), gamma=1.0)
-  wider = advantages.batch_normalized(
+  out = batch_normalized(*on_device(rewards, MASKS), gamma=1.0)
+  wider = batch_normalized(
     *on_device(wide(rewards, np.nan), wide(MASKS, False)), gamma=1.0
   )
   np.testing.assert_allclose(wider, wide(out, 0), rtol=0, atol=1e-6)

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from pathlib import Path
+import os
 import signal
 
 from flax import linen as nn
@@ -11,18 +11,25 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-import run_and_kill
 import safetensors.numpy
 
 from configs import common, dapo, dr_grpo, grpo, ppo, vapo, vc_ppo
-from dapo_jax import checkpoint, config as config_lib, metrics, train, update
+from dapo_jax import (
+  checkpoint,
+  config as config_lib,
+  metrics,
+  monitor,
+  train,
+  update,
+)
 from dapo_jax.config import UserError
 from dapo_jax.data import arithmetic
 from dapo_jax.data.tokenizer import Tokenizer
 from dapo_jax.models import hf, transformer
 from dapo_jax.models.variants import MODELS
+from dapo_jax.signals import Preempted
+from experiments import ablation
 
-ROOT = Path(__file__).resolve().parents[1]
 ALGORITHMS = dict(
   dapo=dapo, grpo=grpo, dr_grpo=dr_grpo, ppo=ppo, vc_ppo=vc_ppo, vapo=vapo
 )
@@ -95,6 +102,23 @@ def test_a_variant_is_the_same_work_for_every_algorithm(name):
   assert c.critic_lr == 2e-6
 
 
+# The shortest evaluation; the warm start is made once, for all.
+SHORT = dict(
+  warm_steps=0, eval_every_iters=0, eval_problems=8, eval_samples=2,
+  eval_greedy=False, keep_checkpoints=9,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+  """A policy that gets some problems right, as a run's start."""
+  folder = tmp_path_factory.mktemp("start")
+  c = dapo.get_config("tiny,debug")
+  c.warm_steps = 40
+  ablation.make_start(c, folder)
+  return folder / "start"
+
+
 class Killed(BaseException):
   """Stands for a kill: nothing catches it."""
 
@@ -125,13 +149,10 @@ def rows(path):
 
 @each
 def test_two_steps_learn_and_a_resumed_run_is_the_same(
-  name, tmp_path, monkeypatch
+  name, tmp_path, monkeypatch, start
 ):
   c = ALGORITHMS[name].get_config("tiny,debug")
-  c.update(
-    warm_steps=40, eval_every_iters=0, eval_problems=8, eval_samples=2,
-    eval_greedy=False, keep_checkpoints=9,
-  )  # fmt: skip
+  c.update(SHORT | dict(start_from=str(start)))
   train.train(c, tmp_path / "whole")
   found = rows(tmp_path / "whole/metrics.jsonl")
   assert [r["iter"] for r in found] == [0, 1, 2]
@@ -146,7 +167,7 @@ def test_two_steps_learn_and_a_resumed_run_is_the_same(
       assert row["kl"] > 0
     if c.ntp_coef:
       # The mean over tokens of correct responses: 0 if there are none.
-      assert (row["ntp_loss"] > 0) == (row["accuracy"] > 0)
+      assert (row["ntp_loss"] > 0) == (row["accuracy_after_filter"] > 0)
   after = leaves(tmp_path / "whole")
   first = tmp_path / "whole/checkpoints/0"
   before = checkpoint.ocp.StandardCheckpointer().restore(first / "state")
@@ -187,36 +208,30 @@ def test_two_steps_learn_and_a_resumed_run_is_the_same(
       np.testing.assert_array_equal(value, again[part][key], str(key))
 
 
-ARGS = (
-  f"--config={ROOT}/configs/vapo.py:tiny,debug",
-  "--config.warm_steps=40", "--config.eval_problems=8", "--config.iters=1",
-  "--config.eval_greedy=False", "--config.kl_coef=0.01",
-)  # fmt: skip
+def test_the_start_of_a_run_starts_others(tmp_path, monkeypatch, start):
+  c = vapo.get_config("tiny,debug")
+  c.update(SHORT | dict(start_from=str(start), iters=1, kl_coef=0.01))
 
+  # SIGTERM saves within value pretraining; the same command goes on.
+  def terminate(*args, plain=monitor.value_line):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return plain(*args)
 
-def run(workdir, moment="round", count=0, name="SIGKILL", extra=()):
-  return run_and_kill.start(
-    workdir, *ARGS, *extra, moment=moment, count=count, name=name
-  )
-
-
-def test_the_start_of_a_run_starts_others(tmp_path):
-  # SIGTERM saves within value pretraining, kill -9 comes within an update.
   first = tmp_path / "first"
-  done = run(first, "value_row", 1, "SIGTERM")
-  assert done.returncode == 0 and "value pretraining" in done.stdout
+  monkeypatch.setattr(monitor, "value_line", terminate)
+  with pytest.raises(Preempted, match="behind iteration 1 of value pretrain"):
+    train.train(c, first)
+  monkeypatch.undo()
+  assert len(rows(first / "value_metrics.jsonl")) == 1
   assert not (first / "start").exists()
-  done = run(first, "to_rows", 24)
-  assert done.returncode == -signal.SIGKILL, done.stderr
-  done = run(first)
-  assert done.returncode == 0, done.stderr
+  train.train(c, first)
   assert len(rows(first / "value_metrics.jsonl")) == 2
 
   # Its iterations are those of the run that it comes from, bit by bit.
-  second, start = tmp_path / "second", f"--config.start_from={first}/start"
-  done = run(second, extra=[start])
-  assert done.returncode == 0, done.stderr
-  assert "warm start" not in done.stdout and "value  " not in done.stdout
+  second = tmp_path / "second"
+  c.start_from = str(first / "start")
+  train.train(c, second)
+  assert not (second / "value_metrics.jsonl").exists()
   for file in ("metrics", "samples", "eval_samples"):
     ours, theirs = (rows(d / f"{file}.jsonl") for d in (first, second))
     assert ours and ours == theirs
@@ -226,15 +241,17 @@ def test_the_start_of_a_run_starts_others(tmp_path):
       np.testing.assert_array_equal(value, theirs[part][key], str(key))
 
   # What a start is not is told in a line.
-  c = vapo.get_config("tiny,debug")
-  c.update(warm_steps=0, start_from=str(tmp_path / "nowhere"))
+  c.critic_weights = str(tmp_path)
+  with pytest.raises(UserError, match="holds a critic; leave critic_weights"):
+    train.train(c, tmp_path / "third")
+  c.update(critic_weights="", start_from=str(tmp_path / "nowhere"))
   with pytest.raises(UserError, match="nowhere is no start of a run"):
     train.train(c, tmp_path / "third")
-  (first / "start/start.json").unlink()
   # Nor does a run with a KL go on without its reference.
-  done = run(first, extra=["--config.iters=2"])
-  assert done.returncode == 2 and "is no start of a run" in done.stderr
-  assert len(done.stderr.strip().splitlines()) == 1
+  (first / "start/start.json").unlink()
+  c.update(start_from=str(start), iters=2)
+  with pytest.raises(UserError, match="is no start of a run"):
+    train.train(c, first)
 
 
 def test_policy_and_critic_start_from_folders(tmp_path):
