@@ -114,7 +114,9 @@ def _check_ranges(c) -> None:
   )  # fmt: skip
   for field in not_negative:
     if not 0 <= c[field] < math.inf:
-      raise UserError(f"{field}={c[field]} must be a number, not negative")
+      raise UserError(
+        f"{field}={c[field]} must be a finite number, not negative"
+      )
   if c.seed >= 2**32:
     raise UserError(f"seed={c.seed} must be less than 2^32 = {2**32}")
   if not c.temperature > 0:

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-from pathlib import Path
 import subprocess
 import sys
 
@@ -12,9 +11,7 @@ import pytest
 
 from configs import dapo, vapo
 from dapo_jax import config as config_lib
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
-import ablation
+from experiments import ablation
 
 
 @pytest.mark.parametrize("ladder, of", [("dapo", dapo), ("vapo", vapo)])

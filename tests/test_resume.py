@@ -109,7 +109,7 @@ def test_sigterm_saves_a_half_filled_buffer_and_exits_cleanly(
 ):
   workdir = tmp_path / "run"
   single = ("--config.keep_checkpoints=1",)
-  for count in (2, 3):  # in the first iteration, and in a later one
+  for count in (2, 3):  # rounds, counted from where the process began
     done = run(workdir, "round", count, "SIGTERM", single)
     assert done.returncode == 0, done.stderr
     assert "stopped: saved" in done.stdout

@@ -58,17 +58,21 @@ def make_batch(groups):
   return update.Batch(groups, zeros, zeros, draw(), draw(), draw(), draw(), {})
 
 
-def given(c, name, groups):
-  """The steps that `update.NAME` makes: minibatch, targets [B, T], divisor."""
+def build(c):
   mesh = sharding.make_mesh(dict(data=-1, fsdp=1, tensor=1))
-  model_config = variants.MODELS["tiny"]
-  programs = programs_lib.build(c, model_config, mesh, (1,))
+  return programs_lib.build(c, variants.MODELS["tiny"], mesh, (1,))
+
+
+def given(c, name, groups):
+  """Slice, groups, targets [B, T] and divisor of each step of update.NAME."""
+  programs = build(c)
   parts, steps, kinds = list(update.minibatches(c, groups.num)), [], []
 
   def capture(*args):
     state, _, targets, divisor, _ = args
     kinds.append(jax.tree.map(jax.typeof, args[1:]))
-    some = groups_lib.take(groups, parts[len(steps)])
+    part = parts[len(steps)]
+    some = groups_lib.take(groups, part)
     slots = update._pack(c, programs, some)
     lengths = some.response_len.reshape(-1)
     found = {
@@ -78,7 +82,7 @@ def given(c, name, groups):
       )
       for key, x in targets._asdict().items() if x is not None
     }  # fmt: skip
-    steps.append((some, found, float(divisor)))
+    steps.append((part, some, found, float(divisor)))
     return state, {}
 
   batch = make_batch(groups)
@@ -88,7 +92,7 @@ def given(c, name, groups):
   else:
     critic = programs.critic._replace(train_step=capture)
     update.fit_critic(c, programs._replace(critic=critic), None, batch)
-  assert [some.num for some, *_ in steps] == [4, 2]
+  assert [some.num for _, some, *_ in steps] == [4, 2]
   # The smaller one is the same to the compiler.
   assert kinds[0] == kinds[1]
   return steps
@@ -99,7 +103,7 @@ def test_every_token_has_the_weights_of_its_terms(overlong_filter):
   c = config(overlong_filter=overlong_filter)
   groups = make_groups(c)
   dropped = 0
-  for some, found, divisor in given(c, "update", groups):
+  for _, some, found, divisor in given(c, "update", groups):
     lengths, is_correct, is_truncated = (
       x.reshape(-1)
       for x in (some.response_len, some.is_correct, some.is_truncated)
@@ -131,10 +135,9 @@ def test_every_token_has_the_weights_of_its_terms(overlong_filter):
 def test_old_logprobs_advantages_and_reference_stand_on_their_tokens():
   c = config(kl_coef=0.1, kl_in="loss")
   groups = make_groups(c)
-  batch, start = make_batch(groups), 0
-  for some, found, _ in given(c, "update", groups):
+  batch = make_batch(groups)
+  for part, some, found, _ in given(c, "update", groups):
     valid = np.arange(c.max_response_len) < some.response_len[..., None]
-    part = slice(start, start + some.num)
     for key, values in (
       ("old_logprobs", groups.old_logprobs),
       ("advantages", batch.advantages),
@@ -143,28 +146,27 @@ def test_old_logprobs_advantages_and_reference_stand_on_their_tokens():
       np.testing.assert_array_equal(
         found[key].reshape(valid.shape), np.where(valid, values[part], 0)
       )
-    start += some.num
 
 
 def test_terms_that_are_off_are_not_there():
   c = config(ntp_coef=0.0, entropy_coef=0.0)
-  for _, found, _ in given(c, "update", make_groups(c)):
+  for _, _, found, _ in given(c, "update", make_groups(c)):
     off = {"ref_logprobs", "entropy_weight", "ntp_weight"}
     assert set(found) == set(Targets._fields) - off
 
 
 def test_nothing_correct_is_no_division_by_zero():
   c = config()
-  for _, found, _ in given(c, "update", make_groups(c, all_wrong=True)):
+  for _, _, found, _ in given(c, "update", make_groups(c, all_wrong=True)):
     assert not found["ntp_weight"].any()
 
 
 def test_the_critic_learns_from_truncated_responses_too():
   c = config(overlong_filter=True)
   groups = make_groups(c)
-  batch, start = make_batch(groups), 0
+  batch = make_batch(groups)
   assert groups.is_truncated.any()
-  for some, found, divisor in given(c, "fit_critic", groups):
+  for part, some, found, divisor in given(c, "fit_critic", groups):
     lengths = some.response_len.reshape(-1)
     mask = np.arange(c.max_response_len) < lengths[:, None]
     assert divisor == mask.sum()
@@ -172,15 +174,13 @@ def test_the_critic_learns_from_truncated_responses_too():
     for key, values in (
       ("old_values", batch.values), ("returns", batch.returns)
     ):  # fmt: skip
-      expected = values[start : start + some.num].reshape(mask.shape)
+      expected = values[part].reshape(mask.shape)
       np.testing.assert_array_equal(found[key], np.where(mask, expected, 0))
-    start += some.num
 
 
 def programs_of(c):
-  """Programs whose models answer with fixed numbers, by params' name."""
-  mesh = sharding.make_mesh(dict(data=-1, fsdp=1, tensor=1))
-  made = programs_lib.build(c, variants.MODELS["tiny"], mesh, (1,))
+  """Programs whose models give every token one number: their params."""
+  made = build(c)
   constant = lambda params, rows, _: np.where(rows.response_mask, params, 0.0)
   made = made._replace(score=constant)
   if made.critic:
@@ -209,7 +209,7 @@ def test_a_kl_is_in_the_loss_or_in_the_reward(kl_in):
   expected = centered / (rewards.std(1, keepdims=True) + 1e-6)
   np.testing.assert_allclose(batch.advantages[..., 0], expected, rtol=1e-4)
   assert ("kl" in batch.metrics) == (kl_in == "reward")
-  assert ("ref_logprobs" in given(c, "update", groups)[0][1]) == (
+  assert ("ref_logprobs" in given(c, "update", groups)[0][2]) == (
     kl_in == "loss"
   )
 
@@ -237,9 +237,9 @@ def test_the_importance_weight_is_on_the_advantages():
   c = config(tis_limit=1.05, kl_coef=0.0)
   groups = make_groups(c)  # trainer and sampler differ by e^0.1 > 1.05
   models = update.Models(state_of(-1.0), state_of(0.0))
-  plain = update.prepare(config(), programs_of(c), models, groups)
-  c_programs = programs_of(c)
-  batch = update.prepare(c, c_programs, models, groups)
+  without = config()
+  plain = update.prepare(without, programs_of(without), models, groups)
+  batch = update.prepare(c, programs_of(c), models, groups)
   np.testing.assert_allclose(
     batch.advantages, 1.05 * plain.advantages, rtol=1e-5
   )
