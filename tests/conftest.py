@@ -20,11 +20,24 @@ install_import_hook(
 )
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 
+from configs import dapo  # noqa: E402
 from dapo_jax.data.prompts import cache_dir  # noqa: E402
+from experiments import ablation  # noqa: E402
 
 # A wrong broadcast is an error, not a number.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # What one test has compiled, the next one and the next run of the suite read.
 jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla-tests"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+
+@pytest.fixture(scope="session")
+def start(tmp_path_factory):
+  """A policy that gets some problems right: many runs start from it."""
+  folder = tmp_path_factory.mktemp("start")
+  c = dapo.get_config("tiny,debug")
+  c.warm_steps = 60
+  ablation.make_start(c, folder)
+  return folder / "start"

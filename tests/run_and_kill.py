@@ -29,31 +29,23 @@ def start(workdir, *args, moment="round", count=0, name="SIGKILL"):
 def main():
   """Wraps the function that stands for the moment, then runs."""
   moment, count, name = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-  from dapo_jax import checkpoint, groups, metrics, monitor, update
+  from dapo_jax import checkpoint, metrics, monitor, update
 
-  owner, attribute, after = {
-    "evaluated": (monitor, "of_evaluation", True),
-    "round": (monitor, "add_tallies", True),
-    "kept": (groups, "join", True),
-    "optimizer_step": (update.packing, "to_rows", True),
-    "row_written": (metrics.Boards, "write", True),  # right behind the row
-    "before_save": (checkpoint.Checkpoints, "save", False),
-    "saving": (checkpoint.Checkpoints, "save", True),
+  owner, attribute = {
+    "evaluated": (monitor, "of_evaluation"),
+    "round": (monitor, "add_tallies"),
+    "optimizer_step": (update.packing, "to_rows"),
+    "row_written": (metrics.Boards, "write"),  # right behind the row
+    "saving": (checkpoint.Checkpoints, "save"),
   }[moment]
   plain, reached = getattr(owner, attribute), 0
 
-  def strike():
+  def wrapped(*args, **kwargs):
     nonlocal reached
+    out = plain(*args, **kwargs)
     reached += 1
     if reached == count:
       os.kill(os.getpid(), getattr(signal, name))
-
-  def wrapped(*args, **kwargs):
-    if not after:
-      strike()
-    out = plain(*args, **kwargs)
-    if after:
-      strike()
     return out
 
   setattr(owner, attribute, wrapped)

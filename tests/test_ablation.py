@@ -116,10 +116,6 @@ def test_a_ladder_goes_on_where_it_stopped(tmp_path):
     ]
     assert of_seed[0]["eval_accuracy"] == of_seed[1]["eval_accuracy"]
 
-  done = start("--seeds=2", *rows, cwd=tmp_path)
-  assert done.returncode == 0 and "0 of 4 runs to make" in done.stdout
-  assert metrics() == both
-
   done = start("--seeds=2", *rows, "--set=lr=0.5", cwd=tmp_path)
   assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
   assert "GRPO, seed 0" in done.stderr and "lr" in done.stderr

@@ -28,7 +28,6 @@ from dapo_jax.data.tokenizer import Tokenizer
 from dapo_jax.models import hf, transformer
 from dapo_jax.models.variants import MODELS
 from dapo_jax.signals import Preempted
-from experiments import ablation
 
 ALGORITHMS = dict(
   dapo=dapo, grpo=grpo, dr_grpo=dr_grpo, ppo=ppo, vc_ppo=vc_ppo, vapo=vapo
@@ -104,19 +103,9 @@ def test_a_variant_is_the_same_work_for_every_algorithm(name):
 
 # The shortest evaluation; the warm start is made once, for all.
 SHORT = dict(
-  warm_steps=0, eval_every_iters=0, eval_problems=8, eval_samples=2,
+  eval_every_iters=0, eval_problems=8, eval_samples=2,
   eval_greedy=False, keep_checkpoints=9,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-  """A policy that gets some problems right, as a run's start."""
-  folder = tmp_path_factory.mktemp("start")
-  c = dapo.get_config("tiny,debug")
-  c.warm_steps = 40
-  ablation.make_start(c, folder)
-  return folder / "start"
 
 
 class Killed(BaseException):
