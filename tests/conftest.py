@@ -32,6 +32,22 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla-tests"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
+# Files whose tests start processes, the longest first: at the end of the suite
+# no core is to wait for one of them.
+_LONG = (
+  "test_resume",
+  "test_family",
+  "test_run",
+  "test_ablation",
+  "test_train",
+)
+
+
+def pytest_collection_modifyitems(items):
+  """Sorts the files; within a file the order stays."""
+  of = {name: i for i, name in enumerate(_LONG)}
+  items.sort(key=lambda item: of.get(item.path.stem, len(of)))
+
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
