@@ -33,9 +33,7 @@ class Recorder:
 
 def config(**fields):
   c = dapo.get_config("tiny,debug")
-  c.update(
-    dict(iters=1, warm_steps=30, surplus="carry", eval_greedy=False) | fields
-  )
+  c.update(dict(iters=1, surplus="carry", eval_greedy=False) | fields)
   return c
 
 
@@ -44,16 +42,16 @@ def rows(workdir):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, start):
   """Rows of the run on two meshes of eight devices, and the fields it read."""
   folder = tmp_path_factory.mktemp("meshes")
-  # Evaluation in two rounds instead of one: it changes nothing either.
   recorder = Recorder(
-    config(mesh_data=2, mesh_fsdp=2, mesh_tensor=2, eval_prompts_per_round=4)
+    config(start_from=str(start), mesh_data=2, mesh_fsdp=2, mesh_tensor=2)
   )
   train.train(recorder, folder / "split")
   # One part of the batch: every device works on all rows.
-  train.train(config(mesh_data=1, mesh_fsdp=1, mesh_tensor=8), folder / "whole")
+  whole = config(start_from=str(start), mesh_data=1, mesh_fsdp=1, mesh_tensor=8)
+  train.train(whole, folder / "whole")
   return rows(folder / "split"), rows(folder / "whole"), recorder.read
 
 
@@ -70,12 +68,12 @@ def test_meshes_agree(runs):
         )
 
 
-def test_every_field_is_read(runs, tmp_path):
+def test_every_field_is_read(runs, start, tmp_path):
   """A field that nothing reads is a lie."""
   c = vapo.get_config("tiny,debug")
   c.update(
-    iters=2, warm_steps=30, eval_greedy=False, kl_coef=0.01, entropy_target=9.0,
-    entropy_coef_step=0.01,
+    iters=2, start_from=str(start), eval_greedy=False, kl_coef=0.01,
+    entropy_target=9.0, entropy_coef_step=0.01,
   )  # fmt: skip
   recorder = Recorder(c)
   train.train(recorder, tmp_path)
